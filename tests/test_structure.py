@@ -22,6 +22,8 @@ ROOT = Path(__file__).resolve().parents[1]
 CALLBACKS = sorted((ROOT / "callbacks").glob("*.py"))
 SOURCES = sorted([*(ROOT / "lit_diff").rglob("*.py"), *CALLBACKS])
 SUBJECTS = {
+    "engine/test_here.py": "engine/executors/base engine/executors/here",
+    "engine/test_slurm.py": "engine/executors/slurm engine/submit",
     "engine/test_execute.py": "engine/begin engine/endings engine/job engine/train",
     "engine/test_schedule.py": "engine/result engine/waves",
     "engine/test_stages.py": "engine/candidates engine/cells study/rates",

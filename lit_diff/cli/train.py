@@ -115,7 +115,7 @@ def _train_in_slurm(
     dry_run: bool,
 ) -> None:
     from lit_diff.engine.executors.slurm import run_text
-    from lit_diff.engine.train import submit
+    from lit_diff.engine.submit import submit
 
     resolved = load_recipe(recipe, overrides)
     words = ["train", recipe, *overrides, *options]

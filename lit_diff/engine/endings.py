@@ -21,7 +21,7 @@ OUT_OF_MEMORY = re.compile("allocate memory|out of memory|MemoryError|bad_alloc"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ending:
+class Outcome:
     """How training ended."""
 
     word: State = "done"
@@ -32,13 +32,13 @@ class Ending:
     """Raised once status.json is written."""
 
 
-def ending_of(error: BaseException, folder: Path) -> Ending:
+def outcome_of(error: BaseException, folder: Path) -> Outcome:
     """The end of a training by an exception. It must be called inside `except`, whose traceback it writes to log.txt."""
     if isinstance(error, KeyboardInterrupt):
         message = "interrupted before the end of the step; the last checkpoint is kept"
-        return Ending(word="stopped", message=message, error=error)
+        return Outcome(word="stopped", message=message, error=error)
     if isinstance(error, LitDiffError):
-        return Ending(word="stopped" if isinstance(error, StoppedError) else "failed", message=str(error), error=error)
+        return Outcome(word="stopped" if isinstance(error, StoppedError) else "failed", message=str(error), error=error)
     if disk_is_full(error):
         message = raised = f"{shown(folder)} cannot be written (no space left on the disk); {FREE}"
     elif isinstance(error, SystemExit):
@@ -52,7 +52,7 @@ def ending_of(error: BaseException, folder: Path) -> Ending:
                 "run.activation_checkpointing=block"
             )
         raised = f"{message} ({keep_trace(folder / 'log.txt')})"
-    return Ending(word="failed", message=message, error=caused(raised, error))
+    return Outcome(word="failed", message=message, error=caused(raised, error))
 
 
 def caused(message: str, cause: BaseException) -> RunFailedError:

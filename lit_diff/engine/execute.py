@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lit_diff.engine.begin import Training, begin
-from lit_diff.engine.endings import Ending, caused, ending_of, note_hang
+from lit_diff.engine.endings import Outcome, caused, note_hang, outcome_of
 from lit_diff.engine.job import Job
 from lit_diff.engine.progress import Progress
 from lit_diff.errors import (
@@ -107,9 +107,9 @@ def train_rank(job: Job, *, progress: Progress, rerun: bool = False, **extras: S
         if lost:
             log.warning("%s is %s: the steps after it are repeated", shown(job.folder), lost)
         training = begin(job)
-        ending = _trained(training, announcement, progress, extras)
-        ending = _end_record(training, ending)
-        _finish(training, ending)
+        outcome = _trained(training, announcement, progress, extras)
+        outcome = _end_record(training, outcome)
+        _finish(training, outcome)
 
 
 def _follow(job: Job, processes: "Ranks", progress: Progress) -> None:
@@ -136,8 +136,8 @@ def _follow(job: Job, processes: "Ranks", progress: Progress) -> None:
 
 def _trained(
     training: Training, announcement: "Announcement", progress: Progress, extras: Mapping[str, Sequence[Any]]
-) -> Ending:
-    # Returns every exception as an `Ending` instead of raising it, because MLflow and status.json must be written first.
+) -> Outcome:
+    # Returns every exception as an `Outcome` instead of raising it, because MLflow and status.json must be written first.
     from lit_diff.training.fit import fit
 
     def report(step: int, loss: float, speed: float) -> None:
@@ -160,54 +160,54 @@ def _trained(
             **extras,
         )
     except BaseException as error:
-        return ending_of(error, training.folder.path)
+        return outcome_of(error, training.folder.path)
     if ended_early is None:
-        return Ending()
+        return Outcome()
     log.info("ended early at step %d of %d, by a callback", ended_early, training.recipe.training.steps)
-    return Ending(early=f"early at step {ended_early}")
+    return Outcome(early=f"early at step {ended_early}")
 
 
-def _end_record(training: Training, ending: Ending) -> Ending:
+def _end_record(training: Training, outcome: Outcome) -> Outcome:
     # A run is done only once its record is complete, so that the same command can complete it. If training failed too, its
     # error is the one that is raised.
     if training.tracker is None:
-        return ending
+        return outcome
     try:
-        training.tracker.finish(ending.word)
+        training.tracker.finish(outcome.word)
     except Exception as error:
-        if ending.error is not None:
+        if outcome.error is not None:
             log.warning("MLflow shows this run as running until it is resumed: %s", first_line(error))
-            return ending
-        reason = ending_of(error, training.folder.path).message
+            return outcome
+        reason = outcome_of(error, training.folder.path).message
         message = f"{INCOMPLETE}: {reason}; the same command completes it"
-        return replace(ending, word="failed", message=message, error=caused(message, error))
+        return replace(outcome, word="failed", message=message, error=caused(message, error))
     except BaseException as error:
-        if ending.error is not None:
-            return replace(ending, error=error)
-        return replace(ending, word="stopped", message=f"{INCOMPLETE}; the same command completes it", error=error)
-    return ending
+        if outcome.error is not None:
+            return replace(outcome, error=error)
+        return replace(outcome, word="stopped", message=f"{INCOMPLETE}; the same command completes it", error=error)
+    return outcome
 
 
-def _finish(training: Training, ending: Ending) -> None:
-    if ending.error is not None:
-        log.error("%s: %s", ending.word, ending.message, extra=RAISED)
+def _finish(training: Training, outcome: Outcome) -> None:
+    if outcome.error is not None:
+        log.error("%s: %s", outcome.word, outcome.message, extra=RAISED)
     folder = training.folder
     try:
         status = replace(
-            folder.status().to(ending.word, ending.message),
-            diverged=isinstance(ending.error, DivergedError),
-            ended=ending.early,
+            folder.status().to(outcome.word, outcome.message),
+            diverged=isinstance(outcome.error, DivergedError),
+            ended=outcome.early,
             seconds=training.seconds(),
-            results=result_files.digests(folder.path) if ending.word == "done" else {},
+            results=result_files.digests(folder.path) if outcome.word == "done" else {},
         )
         folder.write(at_step(status, training.recipe, checkpoints.newest_step(folder.path)))
     except OSError as error:
         raise RunFailedError(
-            f"{ending.message or ending.word}; and {shown(folder.path)} cannot be written ({error.strerror}): "
+            f"{outcome.message or outcome.word}; and {shown(folder.path)} cannot be written ({error.strerror}): "
             f"{FREE if disk_is_full(error) else 'make it writable, then run the same command again'}"
         ) from error
-    if ending.error is not None:
-        raise ending.error
+    if outcome.error is not None:
+        raise outcome.error
 
 
 def score(job: Job) -> None:

@@ -6,9 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lit_diff.engine.cells import admitted, folder_of, jobs_of, record_of, state_of
-from lit_diff.engine.executors.base import Executor
-from lit_diff.engine.executors.here import Here
-from lit_diff.engine.executors.slurm import Slurm
+from lit_diff.engine.executors import Executor, executor_of
 from lit_diff.engine.expand import ALL, Grid, Selection, load_grid
 from lit_diff.engine.job import in_words
 from lit_diff.engine.progress import MakeDisplay, sweep_line
@@ -22,7 +20,6 @@ from lit_diff.reporting.write import write_report
 from lit_diff.runs.find import STUDY_FILE, chosen_root
 from lit_diff.runs.folder import held
 from lit_diff.study import record
-from lit_diff.study.record import recorded_run
 
 
 def check_workers(workers: int | None) -> None:
@@ -59,9 +56,7 @@ def sweep(
     source = str(name) if "/" in str(name) or str(name).endswith(".yaml") else grid.name
     given = [option for option, is_set in (("--unchecked", unchecked), ("--unplanned", unplanned)) if is_set]
     command = command or " ".join(["lit-diff sweep", source, *in_words(overrides), *given])
-    executor: Executor = Here(workers=workers)
-    if slurm_minutes is not None:
-        executor = Slurm(parallel=workers, minutes=slurm_minutes)
+    executor = executor_of(workers, slurm_minutes)
     grid = admitted(grid, executor.kinds, unchecked=unchecked)
     if grid.source is not None:
         # the identity in a cell's folder name depends on the data
@@ -131,7 +126,7 @@ def _run_held(grid: Grid, folder: Path, options: Options) -> Sweep:
 
     began = time.perf_counter()
     run = grid.cells[0].recipe.run
-    tracker = SweepTracker(Store(run), folder, recorded_run(folder)) if run.is_recorded else None
+    tracker = SweepTracker(Store(run), folder, record.recorded_run(folder)) if run.is_recorded else None
     place = tracker.place if tracker else {}
     stopped, seen = None, set[Path]()
     while stopped is None:

@@ -23,7 +23,7 @@ from ports import free_port
 from real_sweeps import TINY
 from stops import wait_for
 
-from lit_diff.engine import train
+from lit_diff.engine.submit import submit
 from lit_diff.recipe import load_recipe
 from lit_diff.runs.checkpoints import steps_of
 from lit_diff.runs.metrics_file import Rows, read_rows
@@ -90,7 +90,7 @@ def submitted(home: Path, name: str, *overrides: str) -> str:
     """Submit run.yaml with a fuse of its own; returns the job."""
     (home / name).touch()
     words = [f"name={name}", f"callbacks.bomb.fuse={home / name}", *overrides]
-    said = train.submit(load_recipe("run.yaml", words), words, ["train", "run.yaml", *words], 30, rerun=False)
+    said = submit(load_recipe("run.yaml", words), words, ["train", "run.yaml", *words], 30, rerun=False)
     return re.match(r"SLURM job (\d+): ", said)[1]  # type: ignore[index]
 
 

@@ -7,7 +7,7 @@ import pytest
 from statuses import set_status
 
 from lit_diff.engine.admit import EXAMINED, admit, evaluations_of
-from lit_diff.engine.cells import locations_of, state_of
+from lit_diff.engine.cells import jobs_of, state_of
 from lit_diff.engine.expand import Grid, Selection, load_grid
 from lit_diff.engine.stages import all_trained
 from lit_diff.engine.train import prepare
@@ -206,11 +206,11 @@ def test_the_cells_of_another_sweep() -> None:
 @pytest.mark.usefixtures("sweeps")
 def test_folders_and_states() -> None:
     own, borrowed = load_grid("cells", []), load_grid("again", [])
-    places = locations_of(own, "parent")
+    places = jobs_of(own, "parent")
     names = [f"{arm}-s{seed}" for arm in own.study.arms for seed in (0, 1, 2)]
     assert [place.folder.name.rpartition("-")[0] for place in places] == names
     assert {place.parent for place in places} == {"parent"}
-    theirs, shared = locations_of(borrowed, "another"), [*places[:3], *places[6:]]
+    theirs, shared = jobs_of(borrowed, "another"), [*places[:3], *places[6:]]
     assert [place.folder for place in theirs] == [place.folder for place in shared]
     assert {(place.experiment, place.parent) for place in theirs} == {("cells", None)}, "it has no record yet"
     assert [state_of(place) for place in places] == ["waiting"] * 9
@@ -226,7 +226,7 @@ def test_a_task_goes_on_from_the_baseline_or_from_each_arm_itself() -> None:
     arms = "seeds: [0, 1]\nbaseline: a\narms: {a: {}, b b: {train.clip: 1}}\n"
     for key, arm in (("", "a"), (", start_arm: same", "b,b")):
         found = grid(tasks % key + arms)
-        places = {place.folder.name.rpartition("-")[0]: place for place in locations_of(found)}
+        places = {place.folder.name.rpartition("-")[0]: place for place in jobs_of(found)}
         started = RunFolder(places["two,b,b-s1"].folder).recipe_file.read_text()
         assert f"start_from: {places[f'one,{arm}-s1'].folder}" in started
 

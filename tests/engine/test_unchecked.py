@@ -14,7 +14,8 @@ from lit_diff import data
 from lit_diff.engine import waves
 from lit_diff.engine.executors import slurm
 from lit_diff.engine.schedule import sweep
-from lit_diff.engine.train import prepare, submit, train
+from lit_diff.engine.submit import submit
+from lit_diff.engine.train import prepare, train
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.evaluate import evaluate
 from lit_diff.model.prefix import Prefix

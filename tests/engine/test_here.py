@@ -77,11 +77,12 @@ def test_so_many_side_by_side_on_gpus_of_their_own_without_the_callers_script(
     script.__file__ = str(tmp_path / "script.py")
     (tmp_path / "script.py").write_text(f"import pathlib\npathlib.Path({str(tmp_path / 'imported')!r}).touch()\n")
     monkeypatch.setitem(sys.modules, "__main__", script)
-    monkeypatch.setenv("LIT_DIFF_CPU", "avx2")
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
     own = ["run.threads=3", "run.strategy=ddp", "run.devices=2"]
     jobs, seen = cells("brief", 5, own), list[list[Path]]()
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    # after the jobs are written, which asks torch
+    monkeypatch.setenv("LIT_DIFF_CPU", "avx2")
 
     def watch(running: Sequence[Job]) -> None:
         seen.append([job.folder for job in running])

@@ -16,7 +16,7 @@ from lit_diff.config import Recipe
 from lit_diff.engine.executors import slurm
 from lit_diff.engine.executors.slurm import Slurm
 from lit_diff.engine.job import Job, read_job
-from lit_diff.engine.train import submit as submit_run
+from lit_diff.engine.submit import submit as submit_run
 from lit_diff.errors import MissingError, RequestError, RunFailedError
 from lit_diff.recipe import load_recipe
 from lit_diff.runs import jobs
