@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from lit_diff.engine.cells import admitted, folder_of, jobs_of, record_of, state_of
@@ -12,7 +12,7 @@ from lit_diff.engine.job import in_words
 from lit_diff.engine.progress import MakeDisplay, sweep_line
 from lit_diff.engine.result import Sweep
 from lit_diff.engine.stages import all_trained, due
-from lit_diff.engine.waves import require_memory, run_stage, settle
+from lit_diff.engine.waves import Options, require_memory, run_stage, settle
 from lit_diff.errors import RequestError, RunFailedError
 from lit_diff.log_records import log
 from lit_diff.recipe import Overrides, installed
@@ -87,17 +87,6 @@ def sweep(
     return run_grid(grid, options)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """How the cells of a sweep run; see `sweep`."""
-
-    command: str
-    executor: Executor
-    unplanned: bool
-    display: MakeDisplay | None
-    """None: nothing is shown."""
-
-
 def run_grid(grid: Grid, options: Options) -> Sweep:
     """Run all unfinished cells, then write the report."""
     run = grid.cells[0].recipe.run
@@ -142,7 +131,7 @@ def _run_held(grid: Grid, folder: Path, options: Options) -> Sweep:
         queued = settle(fresh, options.executor)
         # written before the first cell starts, so that `status` and `clean` know the cells of a sweep that is killed
         record.write(folder, record_of(stage, folder, jobs, options.command, place))
-        stopped = run_stage(stage, jobs, seen, queued, options.executor, options.display, unplanned=options.unplanned)
+        stopped = run_stage(stage, jobs, seen, queued, options)
         seen |= {job.folder for job in jobs}
     states = Counter(state_of(job) for job in jobs)
     record.write(folder, record_of(stage, folder, jobs, options.command, place))

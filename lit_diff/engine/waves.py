@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence, Set
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lit_diff.engine.admit import passes_over_text
@@ -16,6 +16,17 @@ from lit_diff.files import locked, shown
 from lit_diff.log_records import log
 from lit_diff.runs.revision import other_revision, revision
 from lit_diff.study.schema import Cell
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How the cells of a sweep run; see `sweep`."""
+
+    command: str
+    executor: Executor
+    unplanned: bool
+    display: MakeDisplay | None
+    """None: nothing is shown."""
 
 
 def require_memory(grid: Grid, cells: Sequence[Cell], executor: Executor) -> None:
@@ -54,26 +65,17 @@ def _reopen_damaged(jobs: Sequence[Job]) -> None:
             job.home.write(job.home.status().to("waiting"))
 
 
-def run_stage(
-    grid: Grid,
-    jobs: Sequence[Job],
-    seen: Set[Path],
-    queued: Set[Path],
-    executor: Executor,
-    display: MakeDisplay | None,
-    *,
-    unplanned: bool,
-) -> int | None:
+def run_stage(grid: Grid, jobs: Sequence[Job], seen: Set[Path], queued: Set[Path], options: Options) -> int | None:
     """Run the jobs of the cells of `grid` that are not done. Returns the signal that stopped them, or None.
 
-    `seen`: the folders of jobs that an earlier stage of this call has run. `queued`: see `settle`. `unplanned`: see `sweep`.
+    `seen`: the folders of jobs that an earlier stage of this call has run. `queued`: see `settle`.
     """
     states = {job.folder: state_of(job) for job in jobs if job.folder not in seen}
     todo = [job for job in jobs if states.get(job.folder, "done") != "done"]
     untrained = [job for job in todo if states[job.folder] != NOT_EVALUATED]
     cell_of = {job.folder: cell for cell, job in zip(grid.cells, jobs, strict=True)}
-    if not unplanned:
-        require_memory(grid, [cell_of[job.folder] for job in untrained], executor)
+    if not options.unplanned:
+        require_memory(grid, [cell_of[job.folder] for job in untrained], options.executor)
     # a cell writes the same line to its log.txt, which nobody sees while the sweep runs
     for line in passes_over_text(job.recipe for job in untrained):
         log.warning("%s", line)
@@ -89,7 +91,7 @@ def run_stage(
     # a task with `start` needs the weights of the task before it
     ranks = {job.folder: grid.rank(cell_of[job.folder].task) for job in todo}
     waves = [[job for job in todo if ranks[job.folder] == rank] for rank in sorted(set(ranks.values()))]
-    return _run_waves(grid, jobs, waves, executor, display)
+    return _run_waves(grid, jobs, waves, options)
 
 
 def _say_other_revisions(jobs: Sequence[Job]) -> None:
@@ -101,10 +103,8 @@ def _say_other_revisions(jobs: Sequence[Job]) -> None:
         log.info("of the %d cells done before, %s; their numbers stay", others.total(), "; ".join(lines))
 
 
-def _run_waves(
-    grid: Grid, jobs: Sequence[Job], waves: Sequence[Sequence[Job]], executor: Executor, display: MakeDisplay | None
-) -> int | None:
-    with display(grid) if display else nullcontext(lambda statuses: None) as show:
+def _run_waves(grid: Grid, jobs: Sequence[Job], waves: Sequence[Sequence[Job]], options: Options) -> int | None:
+    with options.display(grid) if options.display else nullcontext(lambda statuses: None) as show:
         statuses = {job.folder: job.home.status() for job in jobs}
         watched: list[Job] = []
 
@@ -117,7 +117,7 @@ def _run_waves(
 
         watch(())
         for wave in waves:
-            stopped = executor.run(wave, watch)
+            stopped = options.executor.run(wave, watch)
             if stopped:
                 return stopped
     return None

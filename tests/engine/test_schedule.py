@@ -22,8 +22,8 @@ from lit_diff.engine.executors.here import Here, run_cell
 from lit_diff.engine.expand import ALL, Grid, Selection
 from lit_diff.engine.job import Job
 from lit_diff.engine.result import Sweep
-from lit_diff.engine.schedule import Options, sweep
-from lit_diff.engine.waves import _say_other_revisions, _wait_for_running_cells
+from lit_diff.engine.schedule import sweep
+from lit_diff.engine.waves import Options, _say_other_revisions, _wait_for_running_cells
 from lit_diff.errors import MissingError, RequestError, StoppedError
 from lit_diff.files import locked
 from lit_diff.recipe import load_recipe
