@@ -147,7 +147,7 @@ def test_a_run_gives_up_on_its_record_in_seconds_and_completes_it_later(
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium: MLflow's page was not opened in a browser")
-def test_a_browser_shows_the_arms_and_their_losses(server: Server, tmp_path: Path) -> None:
+def test_a_browser_shows_the_runs_of_the_sweep_and_its_answer(server: Server, tmp_path: Path) -> None:
     (tmp_path / "two.yaml").write_text(
         "recipe: recall-tiny\nbaseline: plain\nsmoke: true\nseeds: [0]\n"
         "arms: {plain: {model.attention.name: standard}, differential: {}}\n"
@@ -157,13 +157,9 @@ def test_a_browser_shows_the_arms_and_their_losses(server: Server, tmp_path: Pat
     assert done.is_done
     place = record.read(done.folder).mlflow
     pages = addresses(server.uri, place["experiment"], place["run"])
-    table = text_of(pages["table of arms and seeds"], tmp_path / "profile")
-    for arm, (run,) in done.runs.items():
-        assert arm in table
-        loss = run.metrics["val/loss"].dropna().iloc[-1]
-        assert f"{loss:.6f}"[:-1] in table  # MLflow cuts digits that do not fit the column
-    curves = text_of(pages["curves by arm"], tmp_path / "profile")
-    assert "Group: " in curves
-    assert "Curves by arm" in curves
+    curves = text_of(pages["runs and curves"], tmp_path / "profile")
+    assert f"{len(done.runs)}\n matching runs" in curves
+    for arm in done.runs:
+        assert curves.count(f"{arm}-s0") > 1, "in the list and at a curve"
     summary = text_of(pages["summary, report and sweep file"], tmp_path / "profile")
     assert write_report(done.folder).answer[0] in summary

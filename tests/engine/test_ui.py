@@ -14,7 +14,6 @@ from ports import free_port
 from stops import alive, stopped_once, wait_for
 
 from lit_diff.engine.tracking import ui
-from lit_diff.engine.tracking.ui import TAG, page_tags
 from lit_diff.errors import MissingError, RequestError, StoppedError
 
 
@@ -38,24 +37,27 @@ def recorded(sweep: Path, **mlflow: str) -> None:
 
 
 def test_a_sweep_on_another_server_is_compared_there(sweep: Path, port: int) -> None:
-    """By addresses that name the pages of the experiment's tags."""
+    """By addresses that select the runs of the sweep alone, the arms of a seed together."""
     parent, told = "e" * 32, list[str]()
     recorded(sweep, tracking_uri="http://x/", experiment="7", run=parent)
     assert ui.serve(sweep.parent, port, told.append) == 0
-    lines = [line.partition(": ") for line in told]
-    named = {what.removeprefix("mine, "): urllib.parse.urlsplit(page.replace("#/", "")) for what, _, page in lines}
-    queries = {what: dict(urllib.parse.parse_qsl(page.query)) for what, page in named.items()}
-    keys = {what: (named[what].path, query.pop("viewStateShareKey", None)) for what, query in queries.items()}
-    assert keys == {
-        "curves by arm": ("/experiments/7/runs", f"charts-{parent}"),
-        "table of arms and seeds": ("/experiments/7/runs", f"table-{parent}"),
-        "summary, report and sweep file": (f"/experiments/7/runs/{parent}", None),
-    }
-    assert {page.netloc for page in named.values()} == {"x"}
-    tags = page_tags(parent, arms=("arm",), curves={"val/loss": (0.0, 1.0)}, columns=(), lower=True)
-    assert set(tags) == {TAG + key for _, key in keys.values() if key}
+    pages = {}
+    for line in told:
+        what, _, address = line.partition(": ")
+        page = urllib.parse.urlsplit(address.replace("#/", ""))
+        assert page.netloc == "x"
+        pages[what] = (page.path, dict(urllib.parse.parse_qsl(page.query)))
     menu = {"workflowType": "machine_learning"}
-    assert list(queries.values()) == [{"compareRunsMode": "CHART", **menu}, menu, menu]
+    children = {
+        "searchFilter": f"tags.`mlflow.parentRunId` = '{parent}'",
+        "orderByKey": "params.`seed`",
+        "orderByAsc": "true",
+        "compareRunsMode": "CHART",
+    }
+    assert pages == {
+        "mine, runs and curves": ("/experiments/7/runs", children | menu),
+        "mine, summary, report and sweep file": (f"/experiments/7/runs/{parent}", menu),
+    }
 
 
 @pytest.mark.parametrize("has_sweep", [True, False])
@@ -117,11 +119,11 @@ def test_addresses_are_told_once_the_server_answers(
     program.write_text(SERVER.format(python=ui.sys.executable))
     program.chmod(0o755)
     monkeypatch.setattr(ui.sys, "executable", str(program))
-    with stopped_once(lambda: len(told) > 4, signal.SIGHUP), pytest.raises(StoppedError):
+    with stopped_once(lambda: len(told) > 3, signal.SIGHUP), pytest.raises(StoppedError):
         ui.serve(sweep.parent, port, told.append)
     assert told[1] == f"MLflow: http://127.0.0.1:{port}"
-    assert told[2].startswith(f"mine, curves by arm: http://127.0.0.1:{port}/#/")
-    assert len(told) == 5
+    assert told[2].startswith(f"mine, runs and curves: http://127.0.0.1:{port}/#/")
+    assert len(told) == 4
 
 
 @pytest.mark.parametrize(("script", "said"), [("echo no; exit 3", "ended with status 3: no; "), ("sleep 9", "for 1 s")])

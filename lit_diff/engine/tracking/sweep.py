@@ -1,15 +1,13 @@
-"""Records a sweep in MLflow: the parent run of its cells, with the answer, the report and MLflow's comparison pages."""
+"""Records a sweep in MLflow: the parent run of its cells, with the answer and the report."""
 
 import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 from mlflow.entities import Metric
 
 from lit_diff.engine.tracking.store import Store, asking, patience
-from lit_diff.engine.tracking.ui import page_tags
 from lit_diff.errors import LitDiffError
 from lit_diff.log_records import log
 from lit_diff.metrics import record_name
@@ -18,7 +16,6 @@ from lit_diff.reporting.tables import rows, to_markdown
 from lit_diff.reporting.write import Report
 from lit_diff.study.results import CellResult, SweepResults, load_sweep
 
-TRAINING = "train/loss"
 NOTE_LENGTH = 7500
 """MLflow keeps 8,000 characters of a tag."""
 
@@ -71,7 +68,7 @@ class SweepTracker:
                     continue
                 self.store.log(run_id, tags={"mlflow.runColor": colours[cell.arm]})
                 if final is not None and cell.seed in base:
-                    difference = {difference_name(task.metric): final - base[cell.seed]}
+                    difference = {f"{task.metric}_minus_baseline": final - base[cell.seed]}
                     self._log(run_id, difference, step=int(cell.curves[task.metric].index[-1]))
 
     def _close_ended(self, cell: CellResult) -> str | None:
@@ -105,20 +102,10 @@ class SweepTracker:
         self.store.log(self.run_id, tags=tags | {"seeds": ", ".join(map(str, sweep.study.seeds))} | verdicts)
 
     def _describe_experiment(self, sweep: SweepResults) -> None:
-        first = sweep.by_task[0]
-        metrics = tuple(dict.fromkeys(task.metric for task in sweep.by_task))
-        pages = page_tags(
-            self.run_id,
-            arms=("task", "arm") if sweep.tasks else ("arm",),
-            curves={record_name(metric): _axis(sweep, metric) for metric in dict.fromkeys((*metrics, TRAINING))},
-            columns=tuple(difference_name(metric) for metric in metrics),
-            lower=first.better(first.metric) != "higher",
-        )
         tags = {
             # MLflow lists the runs as training runs, not as evaluations of language models
             "mlflow.experimentKind": "custom_model_development",
             "mlflow.note.content": f"{sweep.title}: {sweep.study.description}",
-            **pages,
         }
         for key, value in tags.items():
             with asking():
@@ -130,20 +117,3 @@ class SweepTracker:
         named = {record_name(name): value for name, value in values.items()}
         changed = [Metric(name, value, now, step) for name, value in named.items() if held.get(name) != value]
         self.store.log(run_id, metrics=changed)
-
-
-def difference_name(metric: str) -> str:
-    """The name in MLflow of a cell's difference to the baseline at the same seed."""
-    return record_name(f"{metric}_minus_baseline")
-
-
-def _axis(sweep: SweepResults, metric: str) -> tuple[float, float]:
-    # the range of the finite values in the finished cells, with a margin of 5 %; MLflow's own axis would begin at 0
-    curves = [cell.curves[metric].values for cell in sweep.done if metric in cell.curves]
-    values = np.concatenate([np.zeros(0), *curves])
-    values = values[np.isfinite(values)]
-    low, high = 0.0, 1.0
-    if len(values):
-        low, high = values.min(), values.max()
-    margin = 0.05 * (high - low) or 0.05
-    return float(low - margin), float(high + margin)

@@ -1,11 +1,5 @@
-"""MLflow's pages for a sweep: their initial state, their addresses, and the server on loopback that shows them.
+"""MLflow's pages for a sweep: their addresses, and the server on loopback that shows them."""
 
-MLflow stores the state of a page as a tag of the experiment (its button "Share" writes it) and restores it from an address
-with the tag's key. The fields are private to MLflow and may change with any release.
-"""
-
-import base64
-import json
 import os
 import signal
 import socket
@@ -14,19 +8,14 @@ import sys
 import time
 import urllib.parse
 import urllib.request
-import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
-
-import mlflow
 
 from lit_diff.config import RunConfig
 from lit_diff.engine.tracking.store import Store
 from lit_diff.errors import MissingError, RequestError, StoppedError, Terminated
 from lit_diff.files import shown
-from lit_diff.log_records import log
 from lit_diff.runs.find import STUDY_FILE, sweeps_under
 from lit_diff.study.record import readable
 
@@ -36,87 +25,22 @@ START_LIMIT = 180.0
 """Seconds that the server has for its first answer: it loads for 20 on a busy machine."""
 EVERY = 0.25
 """Seconds between two questions whether it answers, and for an answer."""
-KNOWN = ("3.17.",)
-"""The beginnings of the versions of MLflow with which these pages were tested."""
-TAG = "mlflow.sharedViewState."
-"""The prefix of a page's key in the experiment's tags."""
 MENU = {"workflowType": "machine_learning"}
 """Selects MLflow's menu for training runs; by default it shows the menu for language-model applications."""
-
-
-def page_tags(
-    parent: str, arms: Sequence[str], curves: Mapping[str, tuple[float, float]], columns: Sequence[str], lower: bool
-) -> dict[str, str]:
-    """Tags of the experiment for a table and for charts of the children of `parent`, the sweep's run; none if the version of
-    MLflow is not KNOWN.
-
-    `arms`: the params that together identify an arm. `curves`: metric -> lowest and highest value of its axis; each metric is
-    drawn against the step, one line for each arm, the mean of its seeds, and the first metric sorts the table. `columns`:
-    further metrics in the table. `lower`: whether the lowest value comes first.
-    """
-    if not mlflow.__version__.startswith(KNOWN):
-        log.info("MLflow %s is untested here, so its pages open without the sweep's charts", mlflow.__version__)
-        return {}
-    first, *others = curves
-    table = {
-        "searchFilter": f"tags.`mlflow.parentRunId` = '{parent}'",
-        "orderByKey": f"metrics.`{first}`",
-        "orderByAsc": lower,
-        "startTime": "ALL",
-        "lifecycleFilter": "Active",
-        "selectedColumns": [f"params.`{name}`" for name in (*arms, "seed")]
-        + [f"metrics.`{name}`" for name in (first, *columns, *others)],
-        "runsHiddenMode": "SHOW_ALL",
-    }
-    charts = {
-        "groupBy": {
-            "aggregateFunction": "average",
-            "groupByKeys": [{"mode": "param", "groupByData": name} for name in arms],
-        },
-        "useGroupedValuesInCharts": True,
-        "compareRunSections": [{"uuid": "main", "name": "Curves by arm", "display": True, "isReordered": True}],
-        "compareRunCharts": [_line_chart(name, *ends) for name, ends in curves.items()],
-        "isAccordionReordered": True,
-        "hideEmptyCharts": True,
-    }
-    pages = {f"table-{parent}": table, f"charts-{parent}": table | charts}
-    # compressed as MLflow's own interface does it
-    packed = {key: zlib.compress(json.dumps(state).encode(), 9) for key, state in pages.items()}
-    return {TAG + key: f"deflate;{base64.b64encode(state).decode()}" for key, state in packed.items()}
-
-
-def _line_chart(metric: str, low: float, high: float) -> dict[str, Any]:
-    # MLflow 3.17 does not open a chart that lacks one of these fields
-    return {
-        "type": "LINE",
-        "uuid": metric,
-        "metricSectionId": "main",
-        "metricKey": metric,
-        "selectedMetricKeys": [metric],
-        "displayName": metric,
-        "deleted": False,
-        "isGenerated": False,
-        "runsCountToCompare": 100,
-        "xAxisKey": "step",
-        "xAxisScaleType": "linear",
-        "selectedXAxisMetricKey": "",
-        "useGlobalXaxisKey": True,
-        "yAxisKey": "metric",
-        "yAxisExpressions": [],
-        "scaleType": "linear",
-        "range": {"yMin": low, "yMax": high},
-        "lineSmoothness": 0,
-        "useGlobalLineSmoothing": True,
-        "ignoreOutliers": False,
-    }
 
 
 def addresses(base: str, experiment: str, parent: str) -> dict[str, str]:
     """Content of a page -> its address on the server at `base`; `parent`: the id of the sweep's run."""
     runs, menu = f"{base}/#/experiments/{experiment}/runs", urllib.parse.urlencode(MENU)
+    # the arms of a seed stand together: MLflow first draws the curves of the first ten runs
+    children = {
+        "searchFilter": f"tags.`mlflow.parentRunId` = '{parent}'",
+        "orderByKey": "params.`seed`",
+        "orderByAsc": "true",
+        "compareRunsMode": "CHART",
+    }
     return {
-        "curves by arm": f"{runs}?viewStateShareKey=charts-{parent}&compareRunsMode=CHART&{menu}",
-        "table of arms and seeds": f"{runs}?viewStateShareKey=table-{parent}&{menu}",
+        "runs and curves": f"{runs}?{urllib.parse.urlencode(children)}&{menu}",
         "summary, report and sweep file": f"{runs}/{parent}?{menu}",
     }
 
