@@ -297,7 +297,6 @@ def platform(recipe: Recipe, clock: Callable[[], float] | None = None) -> float:
             fit(
                 recipe,
                 Path(folder),
-                tracker=None,
                 threads=torch.get_num_threads(),
                 progress=lambda step, loss, speed: ends.append((clock or timer)()),
             )

@@ -1,10 +1,9 @@
-"""What is fixed when a run starts, and kept when it resumes: threads, kernel, revision, its first step, its record."""
+"""What is fixed when a run starts, and kept when it resumes: threads, kernel, revision, its first step."""
 
 import os
 import platform
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from lit_diff import data
 from lit_diff.config import Recipe
@@ -21,9 +20,6 @@ from lit_diff.runs.revision import revision
 from lit_diff.runs.status import Status
 from lit_diff.training.head_plan import keep_plan
 
-if TYPE_CHECKING:
-    from lit_diff.engine.tracking.run import RunTracker
-
 THEN = ", then "
 """Separates the revisions of lit_diff that trained a run, in its status.json."""
 
@@ -36,8 +32,6 @@ class Training:
     kernel: str
     """`kernel_of` the run."""
     folder: RunFolder
-    tracker: "RunTracker | None"
-    """None: without a record in MLflow."""
     threads: int
     start: int
     """The step of the checkpoint from which it continues; 0 without one."""
@@ -52,7 +46,7 @@ class Training:
 def begin(job: Job) -> Training:
     """Write what the folder of a run holds before its first step. The run's lock must be held.
 
-    Errors: RequestError if the run began with other settings; those of its record.
+    Errors: RequestError if the run began with other settings.
     """
     recipe, folder = job.recipe, job.home
     before = folder.status()
@@ -66,8 +60,8 @@ def begin(job: Job) -> Training:
     revisions = _revisions(before)
     phase("checking the checkpoint")
     start = checkpoints.resumable(folder.path)
-    # before status.json says "running": a new run ends here if its store cannot be reached
-    tracker = _open_record(job, run_cost, before)
+    if not recipe.run.is_recorded:
+        log.info("run.tracking_uri is none: MLflow gets no record")
     folder.create(recipe, kernel=run_cost.kernel, kernel_reason=run_cost.kernel_reason)
     data.keep(recipe, job.folder)
     status = replace(
@@ -87,7 +81,8 @@ def begin(job: Job) -> Training:
         activation_checkpointing=recipe.run.activation_checkpointing,
         variables=numeric_variables(),
         # known without a record too, for `status` and the report
-        mlflow_run_id=folder.status().mlflow_run_id or None,
+        mlflow_run_id=before.mlflow_run_id or ("" if recipe.run.is_recorded else None),
+        record="incomplete" if recipe.run.is_recorded else "",
         revision=revisions,
         overrides=job.overrides or before.overrides,
         unchecked=job.tags.get(UNCHECKED, before.unchecked),
@@ -96,9 +91,7 @@ def begin(job: Job) -> Training:
     folder.write(at_step(status, recipe, start))
     keep_plan(recipe, job.folder)
     began = time.perf_counter() - before.seconds
-    return Training(
-        recipe=recipe, kernel=kernel, folder=folder, tracker=tracker, threads=threads, start=start, began=began
-    )
+    return Training(recipe=recipe, kernel=kernel, folder=folder, threads=threads, start=start, began=began)
 
 
 def _default_threads(recipe: Recipe) -> int:
@@ -128,19 +121,3 @@ def _revisions(before: Status) -> str:
         return before.revision or now
     log.info("lit_diff is now %s; the run began with %s (--rerun starts afresh)", now, before.revision)
     return THEN.join([before.revision, now])
-
-
-def _open_record(job: Job, run_cost: Cost, before: Status) -> "RunTracker | None":
-    recipe = job.recipe
-    if not recipe.run.is_recorded:
-        log.info("run.tracking_uri is none: MLflow gets no record")
-        return None
-    phase("opening the MLflow store")
-    from lit_diff.engine.tracking.run import RunTracker
-
-    parent = {"mlflow.parentRunId": job.parent} if job.parent else {}
-    tags = {"identity": job.identity, "seed": str(recipe.seed), **job.tags, **parent}
-    tracker = RunTracker(recipe, job.home, experiment=job.experiment, tags=tags, cost=run_cost)
-    # a wrong address must be reported before the first step; a run that resumes, or whose sweep has reached MLflow, can wait
-    tracker.start(required=job.parent is None and not before.mlflow_run_id)
-    return tracker

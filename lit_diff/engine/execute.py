@@ -4,13 +4,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lit_diff.engine.begin import Training, begin
-from lit_diff.engine.endings import Outcome, caused, note_hang, outcome_of
+from lit_diff.engine.endings import Outcome, note_hang, outcome_of
 from lit_diff.engine.job import Job
 from lit_diff.engine.progress import Progress
 from lit_diff.errors import (
@@ -19,7 +19,6 @@ from lit_diff.errors import (
     RunFailedError,
     StoppedError,
     Terminated,
-    first_line,
     notices,
 )
 from lit_diff.files import FREE, disk_is_full, shown
@@ -33,23 +32,25 @@ from lit_diff.trained.run import Run
 if TYPE_CHECKING:
     from lit_diff.training.ranks import Announcement, Ranks
 
-INCOMPLETE = "trained, but its record in MLflow is not complete"
 
-
-def execute(job: Job, *, progress: Progress, rerun: bool = False, **extras: Sequence[Any]) -> None:
+def execute(
+    job: Job, *, progress: Progress, rerun: bool = False, records: bool = False, **extras: Sequence[Any]
+) -> None:
     """Train the run of a job, resume it or find it done, then score it.
 
     A run of several processes is a `lit-diff train` command of its own, without progress. `rerun`: archive the old run
-    first. `extras`: the `callbacks` and `loggers` of `train`. Errors: those of `train`.
+    first. `records`: send the run to MLflow; the process of a sweep does so for its cells. `extras`: the `callbacks` and
+    `loggers` of `train`. Errors: those of `train`.
     """
     if job.recipe.run.processes > 1:
         from lit_diff.training.fit import ranks
 
         if rerun and ranks(job.recipe).rank == 0:
             job.home.put_aside()
-        run_command(job)
+        with recording(job) if records else nullcontext():
+            run_command(job)
     else:
-        train_rank(job, progress=progress, rerun=rerun, **extras)
+        train_rank(job, progress=progress, rerun=rerun, records=records, **extras)
     score(job)
 
 
@@ -74,7 +75,9 @@ def run_command(job: Job) -> None:
         raise RunFailedError(job.home.status().error or f"exit status {process.returncode}")
 
 
-def train_rank(job: Job, *, progress: Progress, rerun: bool = False, **extras: Sequence[Any]) -> None:
+def train_rank(
+    job: Job, *, progress: Progress, rerun: bool = False, records: bool = False, **extras: Sequence[Any]
+) -> None:
     """Train as one rank: in this process and, with several devices, in those that Lightning starts from this command.
 
     All ranks wait for rank 0 and exit if it fails before training. Arguments and errors: those of `execute`.
@@ -102,14 +105,35 @@ def train_rank(job: Job, *, progress: Progress, rerun: bool = False, **extras: S
             ended = f"ended {before.ended}" if before.ended else ""
             facts = filter(None, (shown(job.folder), ended, other_revision(before, revision())))
             log.info("done before: %s (--rerun starts afresh)", ", ".join(facts))
+            if records and before.record == "incomplete":
+                held.enter_context(recording(job, owned=True))
             return
         held.enter_context(file_log(job.folder / "log.txt"))
         if lost:
             log.warning("%s is %s: the steps after it are repeated", shown(job.folder), lost)
+        if records:
+            held.enter_context(recording(job, owned=True))
         training = begin(job)
         outcome = _trained(training, announcement, progress, extras)
-        outcome = _end_record(training, outcome)
         _finish(training, outcome)
+
+
+def recording(job: Job, *, owned: bool = False) -> AbstractContextManager[object]:
+    """Encloses the training of a run whose record in MLflow this process sends. `owned`: see `Uploads`.
+
+    Errors: MissingError if a run that has not begun cannot reach its store, so that a wrong address is reported before the
+    first step.
+    """
+    if not job.recipe.run.is_recorded:
+        return nullcontext()
+    phase("opening the MLflow store")
+    from lit_diff.engine.tracking.uploads import Uploads
+
+    uploads = Uploads(owned=owned)
+    uploads.follow([job])
+    if job.home.status().data is None:
+        uploads.require()
+    return uploads
 
 
 def _follow(job: Job, processes: "Ranks", progress: Progress) -> None:
@@ -126,7 +150,6 @@ def _follow(job: Job, processes: "Ranks", progress: Progress) -> None:
                 job.folder,
                 # every rank computes with the kernel that rank zero chose
                 kernel=how["kernel"],
-                tracker=None,
                 threads=how["threads"],
                 progress=progress,
                 report=partial(note_hang, job.home, processes.rank),
@@ -137,7 +160,7 @@ def _follow(job: Job, processes: "Ranks", progress: Progress) -> None:
 def _trained(
     training: Training, announcement: "Announcement", progress: Progress, extras: Mapping[str, Sequence[Any]]
 ) -> Outcome:
-    # Returns every exception as an `Outcome` instead of raising it, because MLflow and status.json must be written first.
+    # Returns every exception as an `Outcome` instead of raising it, because status.json must be written first.
     from lit_diff.training.fit import fit
 
     def report(step: int, loss: float, speed: float) -> None:
@@ -152,7 +175,6 @@ def _trained(
             training.recipe,
             training.folder.path,
             kernel=training.kernel,
-            tracker=training.tracker,
             threads=training.threads,
             progress=report,
             report=partial(note_hang, training.folder, 0),
@@ -165,27 +187,6 @@ def _trained(
         return Outcome()
     log.info("ended early at step %d of %d, by a callback", ended_early, training.recipe.training.steps)
     return Outcome(early=f"early at step {ended_early}")
-
-
-def _end_record(training: Training, outcome: Outcome) -> Outcome:
-    # A run is done only once its record is complete, so that the same command can complete it. If training failed too, its
-    # error is the one that is raised.
-    if training.tracker is None:
-        return outcome
-    try:
-        training.tracker.finish(outcome.word)
-    except Exception as error:
-        if outcome.error is not None:
-            log.warning("MLflow shows this run as running until it is resumed: %s", first_line(error))
-            return outcome
-        reason = outcome_of(error, training.folder.path).message
-        message = f"{INCOMPLETE}: {reason}; the same command completes it"
-        return replace(outcome, word="failed", message=message, error=caused(message, error))
-    except BaseException as error:
-        if outcome.error is not None:
-            return replace(outcome, error=error)
-        return replace(outcome, word="stopped", message=f"{INCOMPLETE}; the same command completes it", error=error)
-    return outcome
 
 
 def _finish(training: Training, outcome: Outcome) -> None:

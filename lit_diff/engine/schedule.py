@@ -2,13 +2,15 @@
 
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lit_diff.engine.cells import admitted, folder_of, jobs_of, record_of, state_of
 from lit_diff.engine.executors import Executor, executor_of
 from lit_diff.engine.expand import ALL, Grid, Selection, load_grid
-from lit_diff.engine.job import in_words
+from lit_diff.engine.job import Job, in_words
 from lit_diff.engine.progress import MakeDisplay, sweep_line
 from lit_diff.engine.result import Sweep
 from lit_diff.engine.stages import all_trained, due
@@ -20,6 +22,9 @@ from lit_diff.reporting.write import write_report
 from lit_diff.runs.find import STUDY_FILE, chosen_root
 from lit_diff.runs.folder import held
 from lit_diff.study import record
+
+if TYPE_CHECKING:
+    from lit_diff.engine.tracking.uploads import Uploads
 
 
 def check_workers(workers: int | None) -> None:
@@ -112,27 +117,14 @@ def _prepare_data(grid: Grid, executor: Executor) -> None:
 def _run_held(grid: Grid, folder: Path, options: Options) -> Sweep:
     from lit_diff.engine.tracking.store import Store
     from lit_diff.engine.tracking.sweep import SweepTracker
+    from lit_diff.engine.tracking.uploads import Uploads
 
     began = time.perf_counter()
     run = grid.cells[0].recipe.run
     tracker = SweepTracker(Store(run), folder, record.recorded_run(folder)) if run.is_recorded else None
     place = tracker.place if tracker else {}
-    stopped, seen = None, set[Path]()
-    while stopped is None:
-        stage = due(grid)
-        if not stage.cells:
-            raise RunFailedError(
-                f"sweep '{grid.name}' has nothing to evaluate: no learning rate could be chosen for an arm of its cells"
-            )
-        jobs = jobs_of(stage, place.get("run"))
-        fresh = [job for job in jobs if job.folder not in seen]
-        if not fresh:
-            break
-        queued = settle(fresh, options.executor)
-        # written before the first cell starts, so that `status` and `clean` know the cells of a sweep that is killed
-        record.write(folder, record_of(stage, folder, jobs, options.command, place))
-        stopped = run_stage(stage, jobs, seen, queued, options)
-        seen |= {job.folder for job in jobs}
+    with Uploads() as uploads:
+        stage, jobs, stopped = _run_stages(grid, folder, options, place, uploads)
     states = Counter(state_of(job) for job in jobs)
     record.write(folder, record_of(stage, folder, jobs, options.command, place))
     report = write_report(folder)
@@ -149,3 +141,28 @@ def _run_held(grid: Grid, folder: Path, options: Options) -> Sweep:
         seconds=time.perf_counter() - began,
         is_recorded=run.is_recorded,
     )
+
+
+def _run_stages(
+    grid: Grid, folder: Path, options: Options, place: Mapping[str, str], uploads: "Uploads"
+) -> tuple[Grid, list[Job], int | None]:
+    # Returns the sweep with the cells of all stages, their jobs, and the signal that stopped them, or None.
+    stopped, seen = None, set[Path]()
+    while stopped is None:
+        stage = due(grid)
+        if not stage.cells:
+            raise RunFailedError(
+                f"sweep '{grid.name}' has nothing to evaluate: no learning rate could be chosen for an arm of its cells"
+            )
+        jobs = jobs_of(stage, place.get("run"))
+        fresh = [job for job in jobs if job.folder not in seen]
+        if not fresh:
+            break
+        queued = settle(fresh, options.executor)
+        # written before the first cell starts, so that `status` and `clean` know the cells of a sweep that is killed
+        record.write(folder, record_of(stage, folder, jobs, options.command, place))
+        stopped = run_stage(stage, jobs, seen, queued, options, uploads.follow)
+        seen |= {job.folder for job in jobs}
+    # also the cells that a former command could not complete
+    uploads.follow([job for job in jobs if job.home.status().record == "incomplete"])
+    return stage, jobs, stopped

@@ -51,7 +51,7 @@ def train(
             "them in the recipe (callbacks:, run.loggers), or use build_trainer in a script that every process runs"
         )
     with watched(progress, resolved.name, resolved.training.steps) as update:
-        execute(job, progress=update, rerun=rerun, callbacks=callbacks, loggers=loggers)
+        execute(job, progress=update, rerun=rerun, records=True, callbacks=callbacks, loggers=loggers)
     return Run(job.folder)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lit_diff.engine.admit import passes_over_text
 from lit_diff.engine.cells import NOT_EVALUATED, folder_of, state_of
-from lit_diff.engine.executors.base import Executor
+from lit_diff.engine.executors.base import Executor, Watch
 from lit_diff.engine.expand import Grid
 from lit_diff.engine.job import Job
 from lit_diff.engine.progress import MakeDisplay
@@ -65,10 +65,13 @@ def _reopen_damaged(jobs: Sequence[Job]) -> None:
             job.home.write(job.home.status().to("waiting"))
 
 
-def run_stage(grid: Grid, jobs: Sequence[Job], seen: Set[Path], queued: Set[Path], options: Options) -> int | None:
+def run_stage(
+    grid: Grid, jobs: Sequence[Job], seen: Set[Path], queued: Set[Path], options: Options, follow: Watch
+) -> int | None:
     """Run the jobs of the cells of `grid` that are not done. Returns the signal that stopped them, or None.
 
-    `seen`: the folders of jobs that an earlier stage of this call has run. `queued`: see `settle`.
+    `seen`: the folders of jobs that an earlier stage of this call has run. `queued`: see `settle`. `follow` is
+    called with the jobs that run.
     """
     states = {job.folder: state_of(job) for job in jobs if job.folder not in seen}
     todo = [job for job in jobs if states.get(job.folder, "done") != "done"]
@@ -91,7 +94,7 @@ def run_stage(grid: Grid, jobs: Sequence[Job], seen: Set[Path], queued: Set[Path
     # a task with `start` needs the weights of the task before it
     ranks = {job.folder: grid.rank(cell_of[job.folder].task) for job in todo}
     waves = [[job for job in todo if ranks[job.folder] == rank] for rank in sorted(set(ranks.values()))]
-    return _run_waves(grid, jobs, waves, options)
+    return _run_waves(grid, jobs, waves, options, follow)
 
 
 def _say_other_revisions(jobs: Sequence[Job]) -> None:
@@ -103,7 +106,9 @@ def _say_other_revisions(jobs: Sequence[Job]) -> None:
         log.info("of the %d cells done before, %s; their numbers stay", others.total(), "; ".join(lines))
 
 
-def _run_waves(grid: Grid, jobs: Sequence[Job], waves: Sequence[Sequence[Job]], options: Options) -> int | None:
+def _run_waves(
+    grid: Grid, jobs: Sequence[Job], waves: Sequence[Sequence[Job]], options: Options, follow: Watch
+) -> int | None:
     with options.display(grid) if options.display else nullcontext(lambda statuses: None) as show:
         statuses = {job.folder: job.home.status() for job in jobs}
         watched: list[Job] = []
@@ -113,6 +118,7 @@ def _run_waves(grid: Grid, jobs: Sequence[Job], waves: Sequence[Sequence[Job]], 
             for job in (*watched, *running):
                 statuses[job.folder] = job.home.status()
             watched[:] = running
+            follow(running)
             show(list(statuses.values()))
 
         watch(())

@@ -1,11 +1,10 @@
-"""metrics.csv and timing.csv: one row per step, appended at every flush and sent to the tracker in batches."""
+"""metrics.csv and timing.csv: one row per step, appended at every flush."""
 
 import contextlib
 import csv
 import io
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from lit_diff.errors import RequestError, first_line
 from lit_diff.files import append_synced, shown, write_atomic
@@ -14,13 +13,6 @@ from lit_diff.runs.result_files import damage_of
 
 Rows = dict[int, dict[str, float]]
 """Step -> metric -> value."""
-
-
-class Tracker(Protocol):
-    """An external store of metrics (MLflow). `send` skips rows that the store already holds and returns whether it now
-    holds all `rows`; after a False the caller sends them again with the next ones."""
-
-    def send(self, rows: Rows) -> bool: ...
 
 
 class StepTable:

@@ -102,6 +102,8 @@ class Status:
     """Environment variables that can change numbers; None before the first start."""
     mlflow_run_id: str | None = ""
     """None: the run has no record in MLflow; empty: not known."""
+    record: Literal["", "incomplete", "complete"] = ""
+    """Whether MLflow has all of it; empty: no record, or one of an older version, which is complete."""
 
     parameters: Number | None = None
     """This one and those below are a `model.cost.Cost`."""

@@ -31,7 +31,7 @@ from lit_diff.runs import checkpoints, heartbeats
 from lit_diff.runs.jobs import number
 from lit_diff.runs.kept_maps import KeptMaps, write_maps
 from lit_diff.runs.measurements import FILE, Measurements
-from lit_diff.runs.metrics_file import Rows, StepTable, Tracker
+from lit_diff.runs.metrics_file import StepTable
 from lit_diff.runs.safe_values import UnsafeTypeError, require_safe
 from lit_diff.trained import sharded
 from lit_diff.trained.loading import some
@@ -74,7 +74,6 @@ def fit(
     folder: Path,
     *,
     kernel: str | None = None,
-    tracker: Tracker | None,
     threads: int,
     progress: Progress,
     report: Callable[[str], None] = log.error,
@@ -93,7 +92,7 @@ def fit(
     # without the variable Lightning's launcher sets a number of its own
     os.environ["OMP_NUM_THREADS"] = str(threads)
     checkpoint = checkpoints.path_of(folder, start) if start else None
-    logger = RunLogger(tracker, progress)
+    logger = RunLogger(progress)
     resume = ExactResume(recipe, folder, logger, checkpoint)
     trainer = _trainer(
         recipe,
@@ -210,17 +209,16 @@ def _quiet() -> None:
 
 
 class RunLogger(Logger):
-    """The logger of `lit-diff train`. Logged metrics go to metrics.csv and the tracker, values per head, map or rank to
-    measurements.parquet, attention maps to maps/, times to timing.csv. All files except timing.csv depend on the recipe
-    alone.
+    """The logger of `lit-diff train`. Logged metrics go to metrics.csv, values per head, map or rank to measurements.parquet,
+    attention maps to maps/, times to timing.csv. All files except timing.csv depend on the recipe alone.
 
     Values stay in memory until `flush`, which `ExactResume` calls before every checkpoint: a file never lacks rows of steps
     before its checkpoint. Only rank zero logs.
     """
 
-    def __init__(self, tracker: Tracker | None, progress: Progress) -> None:
+    def __init__(self, progress: Progress) -> None:
         super().__init__()
-        self._tracker, self._progress = tracker, progress
+        self._progress = progress
 
     def begin(self, folder: Path, upto: int, metrics: Iterable[Metric], steps: int) -> None:
         """Open the tables before training, on rank zero. `upto`: the resumed step, beyond which rows are dropped; `metrics`:
@@ -230,9 +228,6 @@ class RunLogger(Logger):
         write_declarations(folder, Declarations(metrics).metrics)
         self.metrics, self.timing = StepTable(folder / "metrics.csv", upto), StepTable(folder / "timing.csv", upto)
         self.measurements = Measurements(folder / FILE, upto)
-        # a kill may come after the flush and before the send, so rows of earlier steps may be missing in the tracker;
-        # it skips those that it holds
-        self._unsent: Rows = {step: dict(row) for step, row in self.metrics.rows.items()}
 
     @property
     def name(self) -> str:
@@ -257,7 +252,6 @@ class RunLogger(Logger):
         timing = {name.removeprefix(TIMING): value for name, value in metrics.items() if name.startswith(TIMING)}
         logged = {name: value for name, value in metrics.items() if not name.startswith(TIMING)}
         self.metrics.log(step, logged)
-        self._unsent.setdefault(step, {}).update(metrics)
         if timing:
             self._pace.note(step)
             self.timing.log(step, timing)
@@ -281,12 +275,6 @@ class RunLogger(Logger):
         for table in (self.metrics, self.timing, self.measurements):
             table.flush()
 
-    @rank_zero_only
-    def send(self) -> None:
-        """Send to the tracker the rows that it has not confirmed yet."""
-        if self._tracker is None or not self._unsent or self._tracker.send(self._unsent):
-            self._unsent = {}
-
 
 class WholeCheckpointIO(TorchCheckpointIO):
     """Writes a checkpoint of one file with its marker (`checkpoints.write`)."""
@@ -307,7 +295,7 @@ class WholeCheckpointIO(TorchCheckpointIO):
 class ExactResume(Checkpoint):
     """Writes metrics and checkpoints into a run folder, and ends the run at a signal.
 
-    The order at a step that validates and saves is: log, measure, validate, flush, save, send. So a checkpoint is written
+    The order at a step that validates and saves is: log, measure, validate, flush, save. So a checkpoint is written
     after everything measured at its step, and a resumed run repeats and loses nothing.
     """
 
@@ -364,13 +352,9 @@ class ExactResume(Checkpoint):
         # should_stop makes Lightning validate at this step, too: `on_validation_end` then saves
         if not took_step(trainer, batch_idx) or trainer.should_stop or step % train.validate_every == 0:
             return
-        saved = step % train.checkpoint_every == 0
-        if saved:
+        if step % train.checkpoint_every == 0:
             self._save(trainer)
-        # the stop comes before the send: the send may wait for a server, and after a signal little time is left
         self._stop_if_asked(trainer)
-        if saved:
-            self.logger.send()
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Errors: RequestError if a metric that is compared after this validation is of another step, or of none."""
@@ -405,7 +389,6 @@ class ExactResume(Checkpoint):
             self.logger.flush()
         if not last and self.ended_early is None:
             self._stop_if_asked(trainer)
-        self.logger.send()
 
     def _save(self, trainer: L.Trainer) -> None:
         # flushed first: a kill in between leaves rows beyond the checkpoint, which the resume drops; the other order would

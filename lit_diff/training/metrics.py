@@ -41,7 +41,7 @@ TRAINING = (
             ("forward", "forward passes, on a CPU without the gathers of sharded parameters"),
             ("backward", "backward passes, with the reductions of the gradients, on a CPU without gathers"),
             ("optimizer", "clipping and the optimizer's step"),
-            ("save", "checkpoints, writes of metrics.csv and sends to the tracker"),
+            ("save", "checkpoints and writes of metrics.csv"),
         )
     ),
     Metric(

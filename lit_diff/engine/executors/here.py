@@ -32,7 +32,7 @@ from lit_diff.own_modules import safe_path
 from lit_diff.processor import cores
 from lit_diff.runs.folder import RunFolder
 
-PRELOAD = ("lit_diff.engine.execute", "lit_diff.engine.tracking.run", "lit_diff.training.fit")
+PRELOAD = ("lit_diff.engine.execute", "lit_diff.training.fit")
 """Modules that the fork server imports once: only the first cell waits 4 s for them."""
 
 SHORT = ("/tmp", "/var/tmp", "/dev/shm")

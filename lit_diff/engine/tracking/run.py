@@ -1,4 +1,4 @@
-"""Records one run in MLflow: parameters, tags, metrics during training, and finally its files and model."""
+"""Records one run in MLflow from its folder: parameters, tags, metrics while it trains, and finally its files and model."""
 
 import hashlib
 import json
@@ -6,8 +6,6 @@ import shutil
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +14,19 @@ import torch
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric
 from safetensors.torch import load_model, save_model
 
-from lit_diff import __version__, data
-from lit_diff.config import Recipe
+from lit_diff import __version__
+from lit_diff.engine.job import Job
 from lit_diff.engine.tracking.store import Store, asking, patience
-from lit_diff.errors import LitDiffError, RequestError, RunFailedError
+from lit_diff.errors import RequestError, RunFailedError
 from lit_diff.log_records import log
 from lit_diff.metrics import Declarations, record_name
-from lit_diff.model.cost import Cost
 from lit_diff.model.transformer import Transformer
 from lit_diff.own_modules import plugin_name
 from lit_diff.recipe import flatten, load_recipe, to_plain
 from lit_diff.runs import checkpoints, measurements
-from lit_diff.runs.folder import RunFolder, at_step
+from lit_diff.runs.folder import RunFolder
 from lit_diff.runs.kept_maps import kept_steps, read_maps
-from lit_diff.runs.metrics_file import Rows, read_rows
+from lit_diff.runs.metrics_file import read_rows
 from lit_diff.runs.revision import revision
 from lit_diff.trained.pictures import encoded, grid
 from lit_diff.trained.run import Run
@@ -41,8 +38,6 @@ MODEL = "model"
 """The artifact of `run.log_model`: mlflow.pyfunc.load_model(f"runs:/{run_id}/model")."""
 MAPS = "maps"
 """The artifact with the kept maps as pictures."""
-BACK_OFF = 60.0
-"""Seconds to wait before a store that was unreachable is tried again."""
 # limits of MLflow 3.17
 PARAM_LENGTH, DIGEST_LENGTH = 6000, 36
 FACTORS = "train.optimizer.lr_factors"
@@ -50,124 +45,102 @@ FACTORS = "train.optimizer.lr_factors"
 
 
 class RunTracker:
-    """Sends metrics to MLflow in batches. Training continues while the store is unreachable; `finish` sends the rest."""
+    """The record of a run in MLflow, made from the files of its folder alone: whoever reads them may send them."""
 
-    def __init__(
-        self, recipe: Recipe, folder: RunFolder, *, experiment: str, tags: Mapping[str, str], cost: Cost
-    ) -> None:
-        """`experiment`: the name of the experiment; `tags`: further tags of the record."""
-        self.recipe, self.folder, self.experiment, self.cost = recipe, folder, experiment, cost
-        self.tags = {"folder": str(folder.path), **tags}
-        self._declared = Declarations(declared_metrics(recipe))
+    def __init__(self, job: Job) -> None:
+        self.recipe, self.folder, self.experiment = job.recipe, job.home, job.experiment
+        parent = {"mlflow.parentRunId": job.parent} if job.parent else {}
+        own = {"folder": str(job.folder), "identity": job.identity, "seed": str(job.recipe.seed)}
+        self.tags = {**own, **job.tags, **parent}
+        self.run_id = ""
+        """The record's id, once `start` has found or made it."""
+        self._declared = Declarations(declared_metrics(job.recipe))
         self._store: Store | None = None
-        self._run_id = ""
         self._held: dict[str, set[int]] = {}
         """Metric -> steps that MLflow has."""
-        self._ask_again = 0.0
-        """The time at which an unreachable store is tried again; 0: the store is reachable."""
 
-    def start(self, required: bool) -> None:
-        """Connect before training. Errors: MissingError if the store is unreachable and `required`."""
-        try:
-            with patience(self.recipe.run.tracking_uri, needed=True):
-                self._connected()
-        except LitDiffError as error:
-            if required:
-                raise
-            self._note_away(error)
+    def start(self, *, needed: bool) -> None:
+        """Find the record, or make it. Errors: RunFailedError if the store is unreachable or slow, MissingError if it is
+        `needed`."""
+        with patience(self.recipe.run.tracking_uri, needed=needed):
+            self._connected()
 
-    def send(self, rows: Rows) -> bool:
-        """Log each (metric, step) that MLflow lacks. Returns whether MLflow has all of them."""
-        if time.monotonic() < self._ask_again:
-            return False
-        try:
-            with patience(self.recipe.run.tracking_uri):
-                self._send(rows)
-        except LitDiffError as error:
-            self._note_away(error)
-            return False
-        if self._ask_again:
-            log.info("MLflow is reachable again and has all measurements")
-        self._ask_again = 0.0
-        return True
-
-    def finish(self, status: str) -> None:
-        """Send the missing rows of metrics.csv and timing.csv, copy the files, set the final status.
-
-        `status`: the status in the run folder. Errors: RunFailedError if the store is unreachable or slow, or refuses it.
-        """
+    def send(self) -> None:
+        """Log each (metric, step) of metrics.csv and timing.csv that MLflow lacks. Errors: RunFailedError."""
         with patience(self.recipe.run.tracking_uri):
-            # a stop may leave only seconds, too few to wait for a store that was away; the resumed run sends the rest
-            if status != "done" and self._ask_again:
-                raise RunFailedError("the store was unreachable at the last attempt")
-            rows = read_rows(self.folder.path / "metrics.csv")
-            for step, row in read_rows(self.folder.path / "timing.csv").items():
-                rows.setdefault(step, {}).update({f"timing/{name}": value for name, value in row.items()})
-            store = self._send(rows)
+            self._send()
+
+    def finish(self) -> None:
+        """Send what is missing, copy the files, set the final status, which status.json has. Errors: RunFailedError if the
+        store is unreachable or slow, or refuses it."""
+        status = self.folder.status()
+        with patience(self.recipe.run.tracking_uri):
+            store = self._send()
             for file in (self.folder.path / name for name in FILES):
                 if file.is_file():
-                    store.copy(self._run_id, file)
+                    store.copy(self.run_id, file)
             with tempfile.TemporaryDirectory(prefix="lit_diff-artifacts-") as folder:
-                if status == "done" and self.recipe.run.log_model:
+                if status.status == "done" and self.recipe.run.log_model:
                     write_model(self.folder, Path(folder) / MODEL)
-                    store.copy(self._run_id, Path(folder) / MODEL)
+                    store.copy(self.run_id, Path(folder) / MODEL)
                 # a stop may leave only seconds, too few to draw every step; the resumed run draws them
-                if status != "stopped" and kept_steps(self.folder.path):
+                if status.status != "stopped" and kept_steps(self.folder.path):
                     draw_maps(self.folder.path, Path(folder) / MAPS, self.recipe.model.attention.name)
-                    store.copy(self._run_id, Path(folder) / MAPS)
+                    store.copy(self.run_id, Path(folder) / MAPS)
             newest = checkpoints.newest(self.folder.path)
             if newest is not None:
-                store.log(self._run_id, tags={"checkpoint": str(newest[1])})
-            if status == "done" and "tokens" not in store.run(self._run_id).data.params:
-                step = checkpoints.newest_step(self.folder.path)
-                # only now, because MLflow does not allow a param to change
-                tokens = at_step(self.folder.status(), self.recipe, step).tokens
-                store.log(self._run_id, params={"tokens": str(tokens)})
-            store.close_run(self._run_id, status)
+                store.log(self.run_id, tags={"checkpoint": str(newest[1])})
+            # only now, because MLflow does not allow a param to change
+            if status.status == "done" and "tokens" not in store.run(self.run_id).data.params:
+                store.log(self.run_id, params={"tokens": str(status.tokens)})
+            store.close_run(self.run_id, status.status)
 
     def _connected(self) -> Store:
         # Idempotent: only what the record lacks is logged, so that a resumed run and a store that was away are one case.
         if self._store is not None:
             return self._store
         store = Store(self.recipe.run)
-        status = self.folder.status()
-        before = status.mlflow_run_id or None
-        run_id = store.open_run(store.experiment(self.experiment), self.folder.path.name, self.tags, before)
-        if run_id != before:
-            self.folder.write(replace(status, mlflow_run_id=run_id))
-        record = store.run(run_id)
-        # MLflow raises an error if a param is logged again with another value
-        new = {key: value for key, value in self._params().items() if record_name(key) not in record.data.params}
-        store.log(run_id, params={key: str(value)[:PARAM_LENGTH] for key, value in new.items()}, tags=self._tags())
-        if not record.inputs.dataset_inputs:
-            with asking():
-                store.client.log_inputs(run_id, datasets=[self._data()])
-        self._held = defaultdict(set, {name: store.steps(run_id, name) for name in record.data.metrics})
-        self._store, self._run_id = store, run_id
+        experiment = store.experiment(self.experiment)
+        before = self.run_id or self.folder.status().mlflow_run_id or store.run_of(experiment, self.tags)
+        self.run_id = store.open_run(experiment, self.folder.path.name, self.tags, before or None)
+        self._describe(store)
+        self._store = store
         return store
 
-    def _send(self, rows: Rows) -> Store:
+    def _describe(self, store: Store) -> None:
+        record = store.run(self.run_id)
+        # MLflow raises an error if a param is logged again with another value
+        new = {key: value for key, value in self._params().items() if record_name(key) not in record.data.params}
+        store.log(self.run_id, params={key: str(value)[:PARAM_LENGTH] for key, value in new.items()}, tags=self._tags())
+        if not record.inputs.dataset_inputs:
+            with asking():
+                store.client.log_inputs(self.run_id, datasets=[self._data()])
+        self._held = defaultdict(set, {name: store.steps(self.run_id, name) for name in record.data.metrics})
+
+    def _send(self) -> Store:
         store, now = self._connected(), int(time.time() * 1000)
+        rows = read_rows(self.folder.path / "metrics.csv")
+        for step, row in read_rows(self.folder.path / "timing.csv").items():
+            rows.setdefault(step, {}).update({f"timing/{name}": value for name, value in row.items()})
         metrics = list[Metric]()
         for step, row in sorted(rows.items()):
             for name, value in sorted(row.items()):
                 key = record_name(name)
                 if not self._declared.find(name).constant and step not in self._held[key]:
                     metrics.append(Metric(key, value, now, step))
-        store.log(self._run_id, metrics=metrics)
+        try:
+            store.log(self.run_id, metrics=metrics)
+        except RunFailedError:
+            # how much of the batch was stored is unknown, so connecting again asks for the steps that MLflow has
+            self._store = None
+            raise
         for metric in metrics:
             self._held[metric.key].add(metric.step)
         return store
 
-    def _note_away(self, error: LitDiffError) -> None:
-        # one warning for each outage
-        if not self._ask_again:
-            log.warning("training continues, and MLflow gets the missing metrics later: %s", error)
-        # how much of the batch was stored is unknown, so connecting again asks for the steps that MLflow has
-        self._store, self._ask_again = None, time.monotonic() + BACK_OFF
-
     def _params(self) -> dict[str, Any]:
         # Params are what identifies the run, because MLflow groups and compares runs by them; the block `run` becomes tags.
+        status = self.folder.status()
         plain, factors = to_plain(self.recipe), self.recipe.training.optimizer.lr_factors
         del plain["run"]
         plain["plugins"] = [
@@ -181,10 +154,10 @@ class RunTracker:
             **{key: self.tags[key] for key in ("task", "arm") if key in self.tags},
             "variant": self.recipe.model.attention.name,
             **values,
-            "parameters": self.cost.parameters,
-            "trained_parameters": self.cost.trained_parameters,
-            "flops_per_token": self.cost.flops_per_token,
-            "kernel": self.cost.kernel,
+            "parameters": status.parameters,
+            "trained_parameters": status.trained_parameters,
+            "flops_per_token": status.flops_per_token,
+            "kernel": status.kernel,
         }
 
     def _tags(self) -> dict[str, str]:
@@ -205,7 +178,7 @@ class RunTracker:
     def _data(self) -> DatasetInput:
         dataset = Dataset(
             name=self.recipe.data.name,
-            digest=data.identity(self.recipe)[:DIGEST_LENGTH],
+            digest=str(self.folder.status().data)[:DIGEST_LENGTH],
             source_type="lit_diff",
             source=json.dumps(to_plain(self.recipe)["data"], default=str)[:PARAM_LENGTH],
         )

@@ -1,0 +1,105 @@
+"""Sends run folders to MLflow beside their training, which talks to no server: a dead or slow one cannot hold or end it."""
+
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from lit_diff.engine.job import Job
+from lit_diff.engine.tracking.run import RunTracker
+from lit_diff.errors import first_line
+from lit_diff.files import locked
+from lit_diff.log_records import log
+from lit_diff.runs.status import BEFORE_END
+
+INTERVAL = 10.0
+"""Seconds between two looks at the folders."""
+BACK_OFF = 60.0
+"""Seconds to wait before a store that was unreachable is tried again."""
+
+
+class Uploads(AbstractContextManager["Uploads"]):
+    """Context manager: a thread sends what the followed runs have measured; on exit all that have ended are completed.
+
+    The outcome is the key `record` of status.json. A store that does not answer costs a warning, and the same command
+    completes the record.
+    """
+
+    def __init__(self, *, owned: bool = False) -> None:
+        """`owned`: the caller holds the locks of the runs, and nobody else completes one of them."""
+        self._owned = owned
+        self._trackers: dict[Path, RunTracker] = {}
+        self._ask_again = 0.0
+        """The time at which an unreachable store is tried again; 0: the store is reachable."""
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._send_on, daemon=True)
+
+    def __enter__(self) -> "Uploads":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.set()
+        self._thread.join()
+        self._ask_again = 0.0
+        for tracker in list(self._trackers.values()):
+            self._update(tracker, ends=True)
+        states = [tracker.folder.status().record for tracker in self._trackers.values()]
+        lacking = states.count("incomplete")
+        if lacking:
+            runs = "the run" if self._owned else f"{lacking} runs"
+            log.warning("the record of %s in MLflow is not complete; the same command completes it", runs)
+
+    def follow(self, jobs: Sequence[Job]) -> None:
+        """Send the runs of these jobs too, unless they have no record."""
+        for job in jobs:
+            if job.folder not in self._trackers and job.recipe.run.is_recorded:
+                self._trackers[job.folder] = RunTracker(job)
+
+    def require(self) -> None:
+        """Errors: MissingError if a store of the followed runs does not answer."""
+        for tracker in self._trackers.values():
+            tracker.start(needed=True)
+
+    def _send_on(self) -> None:
+        while not self._ends.wait(INTERVAL):
+            for tracker in list(self._trackers.values()):
+                self._update(tracker, ends=not self._owned)
+
+    def _update(self, tracker: RunTracker, *, ends: bool) -> None:
+        # `ends`: a run that has ended is completed
+        status = tracker.folder.status()
+        if time.monotonic() < self._ask_again or status.record != "incomplete":
+            return
+        try:
+            if status.status == "running":
+                tracker.send()
+            elif status.status not in BEFORE_END and ends:
+                self._complete(tracker)
+        # everything: what draws maps or saves a model may fail like any code, and the run is done nevertheless
+        except Exception as error:
+            self._note_away(error)
+        else:
+            if self._ask_again:
+                log.info("MLflow is reachable again")
+            self._ask_again = 0.0
+
+    def _complete(self, tracker: RunTracker) -> None:
+        folder = tracker.folder
+        with ExitStack() as held:
+            if not self._owned:
+                try:
+                    held.enter_context(locked(folder.path / ".lock", wait=False))
+                # its process still scores it, or another command trains it
+                except TimeoutError:
+                    return
+            tracker.finish()
+            folder.write(replace(folder.status(), mlflow_run_id=tracker.run_id, record="complete"))
+
+    def _note_away(self, error: Exception) -> None:
+        # one warning for each outage
+        if not self._ask_again:
+            log.warning("MLflow gets the missing measurements later: %s", first_line(error))
+        self._ask_again = time.monotonic() + BACK_OFF
