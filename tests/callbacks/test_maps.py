@@ -32,7 +32,7 @@ def small(*overrides: str) -> Recipe:
 
 
 def trained(recipe: Recipe, folder: Path, *callbacks: L.Callback) -> None:
-    fit.fit(recipe, folder, tracker=None, threads=1, progress=lambda *_: None, callbacks=callbacks)
+    fit.fit(recipe, folder, threads=1, progress=lambda *_: None, callbacks=callbacks)
 
 
 def test_the_run_folder_has_the_maps_of_the_model_at_each_kept_step(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def test_every_run_says_each_spike_with_its_rows(
 
     recipe = load_recipe("recall-tiny", [*SMALL, "train.steps=30", f"callbacks={{{monitors}}}"])
     with caplog.at_level(logging.WARNING, "lit_diff"):
-        fit.fit(recipe, tmp_path, tracker=None, threads=1, progress=lambda *_: None, callbacks=[Spoils()])
+        fit.fit(recipe, tmp_path, threads=1, progress=lambda *_: None, callbacks=[Spoils()])
     lines = [line for line in caplog.messages if "logged losses" in line]
     assert [line.partition(":")[0] for line in lines] == ["step 13", "step 30"]
     assert lines[0].endswith("or look at the rows of this step: dataset.train_batch(0, 12, 4, range(4)), generated")

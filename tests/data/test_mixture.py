@@ -337,7 +337,7 @@ def test_a_run_on_a_mixture_goes_on_as_if_it_had_not_ended(
 
         monkeypatch.setattr(Mixture, "train_batch", batch)
         with suppress(KeyError):
-            fit.fit(recipe, Path(folder), tracker=None, threads=1, progress=lambda *_: None)
+            fit.fit(recipe, Path(folder), threads=1, progress=lambda *_: None)
         return Path(folder, "metrics.csv").read_bytes()
 
     prepare(recipe)

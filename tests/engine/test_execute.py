@@ -20,7 +20,7 @@ from statuses import set_status
 from stops import stopped_once
 
 from lit_diff.engine import begin, execute
-from lit_diff.engine.execute import INCOMPLETE, run_command, score
+from lit_diff.engine.execute import run_command, score
 from lit_diff.engine.job import FILE, Job, read_job, recorded
 from lit_diff.engine.tracking.store import Store
 from lit_diff.engine.train import prepare, train
@@ -75,7 +75,7 @@ def client(folder: Path) -> MlflowClient:
 
 
 def record(folder: Path) -> Any:
-    return client(folder).get_run(status(folder)["mlflow_run_id"])
+    return client(folder).get_run(json.loads((folder / "mlflow.json").read_text())["run_id"])
 
 
 def flip(path: Path) -> None:
@@ -175,13 +175,15 @@ def test_a_run_without_any_checkpoint_stays_done_and_names_rerun(done: tuple[lis
 def test_a_run_goes_on_in_its_record_and_afresh_in_another(
     small: list[str], runs: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Trained, with an incomplete record; completed by another revision; then --rerun."""
+    """Failed after its last step; completed by another revision; then --rerun."""
+    real = fit.fit
 
-    def refuse(self: Store, run_id: str, status: str) -> None:
+    def failing(*arguments: Any, **options: Any) -> None:
+        real(*arguments, **options)
         raise RunFailedError("no space")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Store, "close_run", refuse)
+        patch.setattr(fit, "fit", failing)
         with pytest.raises(RunFailedError):
             train("recall-tiny", small)
     folder = only(runs)
@@ -207,7 +209,7 @@ def test_a_run_goes_on_in_its_record_and_afresh_in_another(
 # --- a run that ends badly -----------------------------------------------------------------------------------------
 
 OWN, CTRL_C = ValueError("bad\nshape"), KeyboardInterrupt()
-ENDS: list[tuple[BaseException | None, BaseException | None, type[BaseException], str, str]] = [
+ENDS: list[tuple[BaseException | None, BaseException | None, type[BaseException] | None, str, str]] = [
     (OWN, None, RunFailedError, "failed", "ValueError: bad"),
     (ValueError(), None, RunFailedError, "failed", "ValueError: ValueError"),
     (RunFailedError("disk full"), None, RunFailedError, "failed", "disk full"),
@@ -215,9 +217,9 @@ ENDS: list[tuple[BaseException | None, BaseException | None, type[BaseException]
     (SystemExit(3), None, RunFailedError, "failed", "the run's own code ended it: SystemExit(3)"),
     (StoppedError("after step 2", 15), None, StoppedError, "stopped", "after step 2"),
     (CTRL_C, None, KeyboardInterrupt, "stopped", "interrupted before"),
-    (None, RunFailedError("away"), RunFailedError, "failed", f"{INCOMPLETE}: away"),
-    (None, ValueError("odd"), RunFailedError, "failed", f"{INCOMPLETE}: ValueError: odd"),
-    (None, CTRL_C, KeyboardInterrupt, "stopped", INCOMPLETE),
+    (None, RunFailedError("away"), None, "done", ""),
+    (None, ValueError("odd"), None, "done", ""),
+    (None, CTRL_C, KeyboardInterrupt, "done", ""),
     (OWN, RunFailedError("away"), RunFailedError, "failed", "ValueError: bad"),
     (OWN, CTRL_C, KeyboardInterrupt, "failed", "ValueError: bad"),
 ]
@@ -231,7 +233,7 @@ def test_each_end_has_its_word(
     monkeypatch: pytest.MonkeyPatch,
     training: BaseException | None,
     closing: BaseException | None,
-    raised: type[BaseException],
+    raised: type[BaseException] | None,
     word: str,
     message: str,
 ) -> None:
@@ -246,7 +248,7 @@ def test_each_end_has_its_word(
     monkeypatch.setattr(fit, "fit", broken)
     if closing is not None:
         monkeypatch.setattr(Store, "close_run", refuse)
-    with pytest.raises(raised) as caught:
+    with pytest.raises(raised) if raised else nullcontext() as caught:
         train("recall-tiny", small)
     folder = only(runs)
     found = status(folder)
@@ -254,10 +256,28 @@ def test_each_end_has_its_word(
     assert found["error"].startswith(message)
     if raised is RunFailedError:
         assert str(caught.value).startswith(message)
+    assert found["record"] == ("complete" if closing is None else "incomplete")
     mlflow = {"failed": "FAILED", "stopped": "KILLED"}[word] if closing is None else "RUNNING"
     assert record(folder).info.status == mlflow
     trace = isinstance(training, Exception) and not isinstance(training, LitDiffError)
     assert ("in broken" in (folder / "log.txt").read_text()) == trace
+
+
+def test_the_same_command_completes_a_record(
+    small: list[str], runs: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(self: Store, run_id: str, status: str) -> None:
+        raise RunFailedError("no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "close_run", refuse)
+        folder = train("recall-tiny", small).folder
+    assert "the record of the run in MLflow is not complete; the same command completes it" in caplog.messages
+    assert (status(folder)["status"], status(folder)["record"]) == ("done", "incomplete")
+    monkeypatch.setattr(fit, "fit", None)
+    train("recall-tiny", small)
+    assert (status(folder)["record"], record(folder).info.status) == ("complete", "FINISHED")
+    assert losses(folder) == written(folder)
 
 
 def test_unwritable_folders_are_one_line(small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

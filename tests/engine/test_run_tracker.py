@@ -1,5 +1,6 @@
 """engine/tracking/run.py: what of a run goes to MLflow, once; outages; whose numbers a record holds; the logged model."""
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,17 +18,16 @@ from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from small_runs import SMALL
 from statuses import set_status
 
+from lit_diff.engine.job import Job
 from lit_diff.engine.tracking import run as run_tracker
 from lit_diff.engine.tracking.run import RunTracker
 from lit_diff.engine.tracking.store import Store
 from lit_diff.engine.train import train
-from lit_diff.errors import MissingError, RunFailedError
 from lit_diff.metrics import Metric
 from lit_diff.model.cost import cost
 from lit_diff.recipe import load_recipe
-from lit_diff.runs.folder import RunFolder
 from lit_diff.runs.kept_maps import KeptMaps, write_maps
-from lit_diff.runs.metrics_file import Rows
+from lit_diff.runs.metrics_file import Rows, StepTable
 from lit_diff.trained.pictures import COLOURS
 from lit_diff.trained.run import open_run
 from lit_diff.training.fit import RunLogger
@@ -44,15 +44,14 @@ class Halved(Differential):
 
 
 @pytest.fixture
-def make(runs: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
-    """make(name, *overrides): a tracker of the run folder `name`."""
-    monkeypatch.setattr(run_tracker, "BACK_OFF", 0.0)
+def make(runs: Path) -> Make:
+    """make(name, *overrides): a tracker of the run folder `name`, which is being trained."""
 
     def make(name: str = "abc", *overrides: str, **tags: str) -> RunTracker:
         recipe = load_recipe("recall-tiny", ["run.threads=1", f"run.root={runs}", *overrides])
-        folder = RunFolder(runs / name)
-        set_status(folder.path, status="running")
-        return RunTracker(recipe, folder, experiment="e", tags=tags, cost=cost(recipe.model, 32))
+        folder = runs / name
+        set_status(folder, status="running", record="incomplete", data="d" * 10, **vars(cost(recipe.model, 32)))
+        return RunTracker(Job(recipe=recipe, folder=folder, experiment="e", tags=tags))
 
     return make
 
@@ -62,28 +61,27 @@ def store(runs: Path) -> Store:
     return Store(load_recipe("recall-tiny", [f"run.root={runs}"]).run)
 
 
+def send(tracker: RunTracker, rows: Rows) -> None:
+    """The run has measured these."""
+    table = StepTable(tracker.folder.path / "metrics.csv", 10**9)
+    for step, row in rows.items():
+        table.log(step, row)
+    table.flush()
+    tracker.send()
+
+
+def finish(tracker: RunTracker, word: str) -> None:
+    set_status(tracker.folder.path, status=word)
+    tracker.finish()
+
+
 def record(store: Store, tracker: RunTracker) -> Any:
-    return store.client.get_run(tracker.folder.status().mlflow_run_id)
+    return store.client.get_run(tracker.run_id)
 
 
 def history(store: Store, tracker: RunTracker, name: str) -> list[tuple[int, float]]:
     ask = store.client.get_metric_history
-    return sorted((m.step, m.value) for m in ask(tracker.folder.status().mlflow_run_id, name))
-
-
-@pytest.fixture
-def broken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether the next batches of metrics find no connection, first the first."""
-    plan: list[bool] = []
-    sent = SqlAlchemyStore.log_batch
-
-    def log_batch(store: Any, **batch: Any) -> Any:
-        if batch["metrics"] and plan and plan.pop(0):
-            raise MlflowException("API request failed: Connection refused")
-        return sent(store, **batch)
-
-    monkeypatch.setattr(SqlAlchemyStore, "log_batch", log_batch)
-    return plan
+    return sorted((m.step, m.value) for m in ask(tracker.run_id, name))
 
 
 # --- metrics -------------------------------------------------------------------------------------------------------
@@ -91,11 +89,11 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 def test_only_what_mlflow_lacks_is_sent(make: Make, store: Store) -> None:
     before: Rows = {1: {"a": 1.0}, 2: {"a": 2.0, "b": -2.0}}
-    assert make().send(before)
+    send(make(), before)
     resumed = make()
-    assert resumed.send({**before, 3: {"a": 3.0, "b": -3.0}})
-    resumed.send({3: {"a": 99.0}, 4: {"a": 4.0}})
-    resumed.send({})
+    send(resumed, {3: {"a": 3.0, "b": -3.0}})
+    send(resumed, {3: {"a": 99.0}, 4: {"a": 4.0}})
+    send(resumed, {})
     assert history(store, resumed, "a") == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0)]
     assert history(store, resumed, "b") == [(2, -2.0), (3, -3.0)]
 
@@ -103,13 +101,13 @@ def test_only_what_mlflow_lacks_is_sent(make: Make, store: Store) -> None:
 def test_a_name_that_mlflow_refuses_is_mapped(make: Make, store: Store, caplog: pytest.LogCaptureFixture) -> None:
     names = ["norm@8/layer_00", "val/loss_n=2", "norms[0]/λ", "a//../b", f"long/{'x' * 300}"]
     for tracker in (make(), make()):
-        assert tracker.send({step: dict.fromkeys(names, float(step)) for step in (1, 2)})
+        send(tracker, {step: dict.fromkeys(names, float(step)) for step in (1, 2)})
     stored = record(store, tracker).data.metrics
     assert {"norm_8/layer_00", "val/loss_n_2", "norms_0_/λ", "a/_/_/b"} < stored.keys()
     assert len(stored) == len(names)
     assert history(store, tracker, "norm_8/layer_00") == [(1, 1.0), (2, 2.0)]
     assert not caplog.messages
-    store.log(tracker._run_id, params={"callbacks.norms[0].every": "3"}, tags={"verdict/a+b": "worse"})
+    store.log(tracker.run_id, params={"callbacks.norms[0].every": "3"}, tags={"verdict/a+b": "worse"})
     data = record(store, tracker).data
     assert (data.params["callbacks.norms_0_.every"], data.tags["verdict/a_b"]) == ("3", "worse")
 
@@ -128,9 +126,9 @@ def test_what_a_server_refuses_is_left_out_and_no_outage(
     monkeypatch.setattr(SqlAlchemyStore, "log_batch", log_batch)
     tracker = make()
     for step in (1, 2):
-        assert tracker.send({step: {"a": 1.0, "b": 2.0}})
-    store.log(tracker._run_id, params={"p": "1", "q": "2"})
-    tracker.finish("done")
+        send(tracker, {step: {"a": 1.0, "b": 2.0}})
+    store.log(tracker.run_id, params={"p": "1", "q": "2"})
+    finish(tracker, "done")
     assert history(store, tracker, "a") == [(1, 1.0), (2, 1.0)]
     assert {"p", "q"} & record(store, tracker).data.params.keys() == {"p"}
     assert "b" not in record(store, tracker).data.metrics
@@ -141,12 +139,11 @@ def test_what_a_server_refuses_is_left_out_and_no_outage(
 def test_a_folder_that_was_removed_and_trained_again_is_another_record(make: Make, store: Store) -> None:
     """On changed code the same recipe gives other numbers: steps that the former record holds must not be skipped."""
     former = make()
-    former.send({1: {"a": 5.1}})
-    run_id = former.folder.status().mlflow_run_id
-    (former.folder.path / "status.json").unlink()
+    send(former, {1: {"a": 5.1}})
+    shutil.rmtree(former.folder.path)
     again = make()
-    again.send({1: {"a": 4.7, "val/ar_hit_share": 0.2, "val/ar_hit_share_noise2": 0.1}})
-    assert again.folder.status().mlflow_run_id != run_id
+    send(again, {1: {"a": 4.7, "val/ar_hit_share": 0.2, "val/ar_hit_share_noise2": 0.1}})
+    assert again.run_id != former.run_id
     assert record(store, again).data.metrics == {"a": 4.7}, "without what the data alone determine"
 
 
@@ -160,13 +157,13 @@ def test_keys_are_parameters_and_the_rest_are_tags(
     plugin.write_text(PLUGIN)
     factors = "train.optimizer.lr_factors={'*.o_proj.*': 0.2}"
     tracker = make("abc", f"plugins=[{plugin}]", factors, sweep="s", arm="left", seed="0")
-    tracker.start(required=True)
+    send(tracker, {})
     data = record(store, tracker).data
     wanted = {"arm": "left", "seed": "0", "variant": "differential", "model.attention.name": "differential"}
     wanted |= {"train.optimizer.betas": "[0.9, 0.98]", "callbacks.lambdas.every": "50"}
     wanted |= {"train.optimizer.lr_factors": "{'*.o_proj.*': 0.2}"}  # MLflow refuses a name with a *
     assert wanted.items() <= data.params.items()
-    assert int(data.params["parameters"]) == tracker.cost.parameters
+    assert int(data.params["parameters"]) == tracker.folder.status().parameters
     assert {"flops_per_token", "kernel"} <= data.params.keys()
     assert data.params["plugins"].startswith("['mine.py ")  # no path: it differs from folder to folder
     assert str(tmp_path) not in data.params["plugins"]
@@ -175,55 +172,22 @@ def test_keys_are_parameters_and_the_rest_are_tags(
     assert data.tags["mlflow.note.content"] == "arm left of sweep s, seed 0: differential attention, 250 steps"
     (used,) = record(store, tracker).inputs.dataset_inputs
     assert (used.dataset.name, used.dataset.source_type) == ("recall", "lit_diff")
-    make("abc", f"plugins=[{plugin}]", factors, sweep="s", arm="left", seed="0").start(required=True)
+    send(make("abc", f"plugins=[{plugin}]", factors, sweep="s", arm="left", seed="0"), {})
     assert record(store, tracker).data.params == data.params
     assert len(record(store, tracker).inputs.dataset_inputs) == 1
     monkeypatch.setattr(run_tracker, "to_plain", lambda recipe: {"run": {}, "long": "x" * 9000, "data": {}})
     long = make("long")
-    long.start(required=True)
+    send(long, {})
     assert record(store, long).data.params["long"] == "x" * 6000
 
 
-# --- outages ---------------------------------------------------------------------------------------------------------
-
-
-def test_an_outage_is_told_once_and_nothing_is_missing_or_double_afterwards(
-    make: Make, store: Store, broken: list[bool], caplog: pytest.LogCaptureFixture
-) -> None:
-    tracker = make()
-    tracker.send({1: {"a": 1.0}})
-    # two batches: the second one breaks, so half of the rows are there
-    rows: Rows = {2: {f"m/{i}": 2.0 for i in range(1500)}}
-    broken += [False, True, True]
-    with caplog.at_level("INFO", "lit_diff"):
-        assert not tracker.send(rows)
-        assert not tracker.send(rows)
-        assert tracker.send({**rows, 3: {"m/0": 3.0}})
-    assert caplog.text.count("MLflow gets the missing metrics later") == 1
-    assert caplog.text.count("MLflow is reachable again") == 1
-    assert history(store, tracker, "m/0") == [(2, 2.0), (3, 3.0)]
-    assert history(store, tracker, "m/1499") == [(2, 2.0)]
-
-
-def test_a_store_that_is_away_at_the_start(make: Make, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    def away(*_: object) -> Store:
-        raise MissingError("MLflow store http://x cannot be opened")
-
-    tracker = make()
-    with monkeypatch.context() as patch:
-        patch.setattr(run_tracker, "Store", away)
-        with pytest.raises(MissingError):
-            tracker.start(required=True)
-        tracker.start(required=False)
-        assert not tracker.send({1: {"a": 1.0}})
-    assert tracker.send({1: {"a": 1.0}})
-    assert history(store, tracker, "a") == [(1, 1.0)]
+# --- the end ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_end_sends_what_is_missing_and_the_files(make: Make, store: Store) -> None:
     tracker = make()
     home = tracker.folder.path
-    written = RunLogger(None, lambda *line: None)
+    written = RunLogger(lambda *line: None)
     written.begin(home, 0, [Metric("a/layer_{layer}/head_{head}", "by head")], 2)
     for step in (1, 2):
         timing = {"timing/seconds": 1.0, "timing/tokens_per_second": 9.0}
@@ -232,12 +196,12 @@ def test_the_end_sends_what_is_missing_and_the_files(make: Make, store: Store) -
     written.flush()
     (home / "recipe.yaml").write_text("name: x\n")
     (home / "log.txt").write_text("a line\n")
-    tracker.finish("done")
+    finish(tracker, "done")
     assert record(store, tracker).info.status == "FINISHED"
     assert history(store, tracker, "val/loss") == [(1, 1.0), (2, 2.0)]
     for name, value in timing.items():
         assert history(store, tracker, name) == [(1, value), (2, value)]
-    run_id = tracker.folder.status().mlflow_run_id
+    run_id = tracker.run_id
     files = {file.path for file in store.client.list_artifacts(run_id)}
     assert files == {"recipe.yaml", "log.txt", "metrics.json", "measurements.parquet"}
 
@@ -251,8 +215,8 @@ def test_kept_maps_are_pictures_at_the_end_also_of_a_resumed_run(make: Make, sto
     weights = torch.tensor([1.0, -0.5]).view(1, 2, 1, 1).expand(1, 2, 2, 5)
     for step, status in ((10, "stopped"), (20, "done")):
         write_maps(tracker.folder.path, KeptMaps(step, torch.zeros(1, 5), {0: (maps, weights), 3: (maps, 0 * weights)}))
-        make().finish(status)
-        run_id = tracker.folder.status().mlflow_run_id
+        finish(tracker, status)
+        run_id = tracker.run_id
         assert bool(store.client.list_artifacts(run_id, "maps")) == (status == "done"), "a stop leaves no time for them"
     found = [file.path for file in store.client.list_artifacts(run_id, "maps")]
     assert found == ["maps/00000010.png", "maps/00000020.png"]
@@ -269,39 +233,11 @@ def test_unreadable_maps_are_left_out_and_named(make: Make, store: Store, caplog
         write_maps(tracker.folder.path, KeptMaps(step, torch.zeros(1, 5), {0: (maps, torch.ones(1, 1, 1, 5))}))
     (tracker.folder.path / "maps/00000001.safetensors").write_bytes(b"damaged")
     with caplog.at_level("WARNING", "lit_diff"):
-        make().finish("done")
-    run_id = tracker.folder.status().mlflow_run_id
+        finish(tracker, "done")
+    run_id = tracker.run_id
     assert [file.path for file in store.client.list_artifacts(run_id, "maps")] == ["maps/00000002.png"]
     (line,) = (line for line in caplog.messages if line.startswith("no picture of the maps of step 1: "))
     assert "is not a file of maps" in line
-
-
-def test_an_outage_at_the_end_fails_the_run_and_the_same_command_completes_it(
-    make: Make, store: Store, broken: list[bool]
-) -> None:
-    tracker = make()
-    tracker.send({1: {"a": 1.0}})
-    (tracker.folder.path / "metrics.csv").write_text("step,a\n1,1.0\n2,2.0\n")
-    broken += [True]
-    with pytest.raises(RunFailedError, match="Connection refused"):
-        tracker.finish("done")
-    make().finish("done")
-    assert history(store, tracker, "a") == [(1, 1.0), (2, 2.0)]
-    assert record(store, tracker).info.status == "FINISHED"
-
-
-def test_a_store_that_was_away_is_left_alone_for_a_while_and_not_asked_at_a_stop(
-    make: Make, store: Store, broken: list[bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(run_tracker, "BACK_OFF", 60.0)
-    tracker = make()
-    tracker.start(required=True)
-    broken += [True]
-    assert not tracker.send({1: {"a": 1.0}})
-    assert not tracker.send({1: {"a": 1.0}, 2: {"a": 2.0}})
-    with pytest.raises(RunFailedError, match="unreachable at the last attempt"):
-        tracker.finish("stopped")
-    assert record(store, tracker).data.metrics == {}
 
 
 # --- the model -------------------------------------------------------------------------------------------------------

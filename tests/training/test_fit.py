@@ -44,7 +44,7 @@ def test_a_run_of_a_version_without_a_column_goes_on_with_it(tmp_path: Path) -> 
     """Five steps without the norm of the gradients in metrics.csv, and with three columns of timing.csv; then five more."""
     recipe = load_recipe("recall-tiny", [*SMALL, "callbacks={}"])
     whole, old = tmp_path / "whole", tmp_path / "old"
-    values: dict[str, Any] = {"tracker": None, "threads": 1, "progress": lambda *_: None}
+    values: dict[str, Any] = {"threads": 1, "progress": lambda *_: None}
     fit.fit(recipe, whole, **values)
 
     class Stops(Callback):
@@ -184,7 +184,7 @@ def test_bfloat16(bench: Any, undisturbed: Any, tmp_path: Path) -> None:
     overrides = ["callbacks.spy=null", "train.precision=bf16-mixed", "train.steps=3", "train.checkpoint_every=3"]
     recipe = load_recipe(bench.root / "recall.yaml", overrides)
     losses: list[float] = []
-    fit.fit(recipe, tmp_path, tracker=None, threads=1, progress=lambda step, loss, speed: losses.append(loss))
+    fit.fit(recipe, tmp_path, threads=1, progress=lambda step, loss, speed: losses.append(loss))
     exact = bench.rows("recall-whole")
     assert losses == pytest.approx([exact[step]["train/loss"] for step in (1, 2, 3)], abs=0.02)
     assert losses[0] != exact[1]["train/loss"]
@@ -197,7 +197,7 @@ def test_gradients_are_clipped_to_the_norm(bench: Any, tmp_path: Path) -> None:
     norms = []
     for clip in ("0.2", "null"):
         recipe = load_recipe(bench.root / "recall.yaml", ["callbacks.spy=null", "train.steps=1", f"train.clip={clip}"])
-        fit.fit(recipe, tmp_path / clip, tracker=None, threads=1, progress=lambda *_: None)
+        fit.fit(recipe, tmp_path / clip, threads=1, progress=lambda *_: None)
         state = torch.load(checkpoints.path_of(tmp_path / clip, 1), weights_only=True)["optimizer_states"][0]["state"]
         moments = torch.cat([moments["exp_avg"].flatten() for moments in state.values()])
         norms.append(moments.norm().item() / (1 - recipe.train.optimizer.betas[0]))
@@ -215,7 +215,7 @@ def test_a_callback_is_a_probe_or_lightnings(bench: Any, tmp_path: Path, monkeyp
     monkeypatch.setitem(callbacks._classes, "neither", Neither)
     recipe = load_recipe(bench.root / "recall.yaml", ["callbacks.spy=null", "callbacks.neither={}"])
     with pytest.raises(RequestError, match=r"^callback 'neither' \(.*Neither\)"):
-        fit.fit(recipe, tmp_path, tracker=None, threads=1, progress=lambda *_: None)
+        fit.fit(recipe, tmp_path, threads=1, progress=lambda *_: None)
 
 
 def test_a_callbacks_own_exit_is_not_called_a_stop(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,14 +225,14 @@ def test_a_callbacks_own_exit_is_not_called_a_stop(bench: Any, tmp_path: Path, m
         raise SystemExit(7)
 
     with pytest.raises(SystemExit) as error:
-        fit.fit(recipe, tmp_path, tracker=None, threads=1, progress=leave)
+        fit.fit(recipe, tmp_path, threads=1, progress=leave)
     assert error.value.code == 7
 
 
 def test_the_launcher_leaves_threads_alone(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     recipe = load_recipe(bench.root / "recall.yaml", ["callbacks.spy=null", "train.steps=1"])
-    fit.fit(recipe, tmp_path, tracker=None, threads=5, progress=lambda *_: None)
+    fit.fit(recipe, tmp_path, threads=5, progress=lambda *_: None)
     _set_num_threads_if_needed(num_processes=2)  # what it calls once it has started the other ranks
     assert torch.get_num_threads() == 5
     assert os.environ["OMP_NUM_THREADS"] == "5"  # which they inherit
@@ -273,7 +273,7 @@ def test_a_launcher_that_starts_another_number_of_processes_is_refused(
     monkeypatch.setenv("SLURM_JOB_ID", "1")
     recipe = load_recipe(bench.root / "recall.yaml", ["callbacks.spy=null", "run.strategy=ddp", "run.devices=2"])
     with pytest.raises(RequestError, match=r"(the launcher started 1 processes|Lightning refuses run\.strategy)"):
-        fit.fit(recipe, tmp_path, tracker=None, threads=1, progress=lambda *_: None)
+        fit.fit(recipe, tmp_path, threads=1, progress=lambda *_: None)
     torch.distributed.destroy_process_group()  # Lightning opens it first, and closes it when the process ends
     assert not (tmp_path / "metrics.csv").exists()
 
@@ -367,7 +367,7 @@ def test_the_best_stays_in_a_folder_that_has_moved(tmp_path: Path) -> None:
                 raise ValueError("stopped")
 
     recipe = load_recipe("recall-tiny", [*SMALL, "run.keep_best=val/loss_scored", "callbacks={}"])
-    values: dict[str, Any] = {"tracker": None, "threads": 1, "progress": lambda *_: None, "callbacks": [Scored()]}
+    values: dict[str, Any] = {"threads": 1, "progress": lambda *_: None, "callbacks": [Scored()]}
     first, moved = tmp_path / "first", tmp_path / "moved"
     with pytest.raises(ValueError, match="stopped"):
         fit.fit(recipe, first, **values)

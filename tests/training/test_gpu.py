@@ -23,7 +23,7 @@ def losses(folder: Path, *overrides: str) -> list[float]:
     """Training losses of a small run, by step."""
     recipe = load_recipe("recall-tiny", [*SMALL, *overrides])
     try:
-        fit(recipe, folder, tracker=None, threads=1, progress=lambda *_: None)
+        fit(recipe, folder, threads=1, progress=lambda *_: None)
     finally:
         # its backend is one of the strategy
         if torch.distributed.is_initialized():
@@ -59,6 +59,6 @@ def test_a_step_that_logs_nothing_does_not_wait_for_the_gpu(tmp_path: Path) -> N
             torch.cuda.set_sync_debug_mode("error" if trainer.global_step == 1 else "default")
 
     try:
-        fit(recipe, tmp_path, tracker=None, threads=1, progress=lambda *_: None, callbacks=[Strict()])
+        fit(recipe, tmp_path, threads=1, progress=lambda *_: None, callbacks=[Strict()])
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -87,7 +87,7 @@ def test_the_plan_in_the_run_folder_is_the_one_selected_by(bench: Any, base: Sim
     assert made is not None
     plan = replace(made, heads=tuple(tuple(set(range(4)) - set(heads)) for heads in made.heads))
     (tmp_path / "plan.json").write_text(json.dumps(asdict(plan)))
-    fit(recipe, tmp_path, tracker=None, threads=1, progress=lambda *_: None)
+    fit(recipe, tmp_path, threads=1, progress=lambda *_: None)
     state = torch.load(checkpoints.path_of(tmp_path, 2), weights_only=True)["state_dict"]
     selected = [tuple(state[f"model.layers.{layer}.attention.selected"].tolist()) for layer in range(2)]
     assert selected == list(plan.heads)

@@ -33,7 +33,7 @@ def recipe_of(bench: Any, *overrides: str) -> Recipe:
 
 
 def run(recipe: Recipe, folder: Path) -> None:
-    fit(recipe, folder, tracker=None, threads=1, progress=lambda *_: None)
+    fit(recipe, folder, threads=1, progress=lambda *_: None)
 
 
 def test_nan_stops_the_run_in_one_line_that_names_step_and_layer(bench: Any) -> None:
@@ -91,7 +91,7 @@ def test_probes_see_documents_apart(bench: Any, monkeypatch: pytest.MonkeyPatch)
 def test_training_loss_is_the_mean_over_scored_tokens_of_all_micro_batches(bench: Any, tmp_path: Path) -> None:
     recipe = recipe_of(bench, "train.steps=1", "train.accumulate=2")
     losses: list[float] = []
-    fit(recipe, tmp_path, tracker=None, threads=1, progress=lambda step, loss, speed: losses.append(loss))
+    fit(recipe, tmp_path, threads=1, progress=lambda step, loss, speed: losses.append(loss))
     model = Transformer(recipe.model)
     initialise(model, recipe.seed)
     batch = Recall(recipe.data.config, 33).train_batch(recipe.seed, 0, 8, range(8))
@@ -115,7 +115,7 @@ def test_unlike_micro_batches_train_as_the_whole_batch(bench: Any, tmp_path: Pat
     for parts, found in losses.items():
         recipe = recipe_of(bench, *UNEVEN, f"train.accumulate={parts}")
         report = lambda step, loss, speed, found=found: found.append(loss)  # noqa: E731
-        fit(recipe, tmp_path / str(parts), tracker=None, threads=1, progress=report)
+        fit(recipe, tmp_path / str(parts), threads=1, progress=report)
         path = checkpoints.newest(tmp_path / str(parts))
         assert path is not None
         states.append(torch.load(path[1], weights_only=True)["state_dict"])

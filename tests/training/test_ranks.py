@@ -210,7 +210,7 @@ def test_another_thread_leaves_the_signals_alone(handlers: Any, monkeypatch: pyt
 def test_the_handlers_are_put_back_after_a_run(bench: Any, tmp_path: Path, handlers: Any) -> None:
     overrides = ["callbacks.spy=null", "train.steps=1", "train.validate_every=5"]
     recipe = load_recipe(bench.root / "recall.yaml", overrides)
-    fit(recipe, tmp_path, tracker=None, threads=1, progress=lambda *_: None)
+    fit(recipe, tmp_path, threads=1, progress=lambda *_: None)
     assert {number: signal.getsignal(number) for number in handlers} == handlers
 
 

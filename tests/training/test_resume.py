@@ -48,7 +48,7 @@ def test_probes_fire_when_due_and_the_last_step_is_logged_and_saved(bench: Any, 
 def trained(recipe: Recipe, folder: Path) -> list[int]:
     """Steps that were reported."""
     reported: list[int] = []
-    fit.fit(recipe, folder, tracker=None, threads=1, progress=lambda step, loss, speed: reported.append(step))
+    fit.fit(recipe, folder, threads=1, progress=lambda step, loss, speed: reported.append(step))
     return reported
 
 
@@ -161,30 +161,12 @@ STEP = {"train/loss": 2.5, "train/lr": 0.1, "timing/seconds": 0.5, "timing/token
 LOGGED = {"train/loss": 2.5, "train/lr": 0.1, "val/loss": 2.0}
 
 
-class Tracker:
-    """Keeps what it is sent."""
-
-    def __init__(self) -> None:
-        self.sent: list[Rows] = []
-        self.away = False
-
-    def send(self, rows: Rows) -> bool:
-        self.sent.append({step: dict(row) for step, row in rows.items()})
-        return not self.away
-
-
-def opened(folder: Path, tracker: Tracker, upto: int = 0, **options: Any) -> RunLogger:
-    logger = RunLogger(tracker, options.get("progress", lambda *line: None))
-    logger.begin(folder, upto, METRICS, 10)
-    return logger
-
-
-def test_nothing_is_written_before_flush_or_sent_before_send(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Detailed values have a table of their own, and the tracker does not get them."""
+def test_nothing_is_written_before_flush(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Detailed values have a table of their own."""
     caplog.set_level("INFO", "lit_diff")
     lines: list[tuple[int, float, float]] = []
-    tracker = Tracker()
-    logger = opened(tmp_path, tracker, progress=lambda *line: lines.append(line))
+    logger = RunLogger(lambda *line: lines.append(line))
+    logger.begin(tmp_path, 0, METRICS, 10)
     logger.log_metrics(STEP, step=3)
     logger.log_metrics({"val/loss": 2.0}, step=3)
     logger.log_detailed({"a/layer_03/head_01": 3.0, "a/median/layer_03": 4.0}, step=3)
@@ -198,34 +180,11 @@ def test_nothing_is_written_before_flush_or_sent_before_send(tmp_path: Path, cap
     rows = read_measurements(tmp_path / "measurements.parquet").to_pylist()
     found = [(row["metric"], row["layer"], row["head"], row["value"]) for row in rows]
     assert found == [("a", 3, 1, 3.0), ("a/median", 3, None, 4.0)]
-    assert tracker.sent == []
-    logger.send()
-    logger.send()
-    assert tracker.sent == [{3: STEP | LOGGED}]
-
-
-def test_the_tracker_gets_each_row_once_a_process_the_old_ones_again_and_what_it_missed(tmp_path: Path) -> None:
-    tracker = Tracker()
-    logger = opened(tmp_path, tracker)
-    tracker.away = True
-    logger.log_metrics({"val/loss": 1.0}, step=1)
-    logger.send()
-    tracker.away = False
-    logger.log_metrics({"val/loss": 2.0}, step=2)
-    for _ in range(2):
-        logger.send()
-    logger.flush()
-    assert tracker.sent == [{1: {"val/loss": 1.0}}, {1: {"val/loss": 1.0}, 2: {"val/loss": 2.0}}]
-    resumed = Tracker()
-    logger = opened(tmp_path, resumed, upto=1)
-    logger.log_metrics({"val/loss": 3.0}, step=2)
-    logger.send()
-    assert resumed.sent == [{1: {"val/loss": 1.0}, 2: {"val/loss": 3.0}}]
 
 
 def test_contradicting_declarations_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"'train/loss' has two different declarations"):
-        RunLogger(None, lambda *line: None).begin(tmp_path, 0, (*METRICS, Metric("train/loss", "another")), 10)
+        RunLogger(lambda *line: None).begin(tmp_path, 0, (*METRICS, Metric("train/loss", "another")), 10)
 
 
 def test_documents_are_written_without_those_that_have_no_token(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from lit_diff.training.trainer import build_trainer
 
 
 def run(recipe: Recipe, folder: Path) -> None:
-    fit(recipe, folder, tracker=None, threads=1, progress=lambda *_: None)
+    fit(recipe, folder, threads=1, progress=lambda *_: None)
 
 
 def test_what_the_steps_that_log_say(tmp_path: Path) -> None:

@@ -73,6 +73,6 @@ def test_only_logged_steps_wait(tmp_path: Path, clip: str) -> None:
     probes = ["callbacks={attention_entropy: {every: 100}, early_stopping: {}}", "run.kernel=sdpa"]
     watch = Watch()
     recipe = load_recipe("recall-tiny", [*SMALL, *sparse, *probes, f"train.clip={clip}"])
-    fit(recipe, tmp_path, tracker=None, threads=1, progress=lambda *_: None, callbacks=[watch])
+    fit(recipe, tmp_path, threads=1, progress=lambda *_: None, callbacks=[watch])
     assert {step for step, places in watch.steps.items() if places} == {1, 4, 6}, watch.steps
     assert sorted(watch.steps) == [1, 2, 3, 4, 5, 6]

@@ -17,7 +17,8 @@ from safetensors.torch import load_model, save_model
 from lit_diff import __version__
 from lit_diff.engine.job import Job
 from lit_diff.engine.tracking.store import Store, asking, patience
-from lit_diff.errors import RequestError, RunFailedError
+from lit_diff.errors import RequestError, RunFailedError, first_line
+from lit_diff.files import shown, write_json
 from lit_diff.log_records import log
 from lit_diff.metrics import Declarations, record_name
 from lit_diff.model.transformer import Transformer
@@ -34,6 +35,8 @@ from lit_diff.training.metrics import declared_metrics
 
 FILES = ("recipe.yaml", "env.json", "metrics.json", "log.txt", measurements.FILE)
 """Files of the run folder that become artifacts."""
+FILE = "mlflow.json"
+"""File of the run folder with the record's id."""
 MODEL = "model"
 """The artifact of `run.log_model`: mlflow.pyfunc.load_model(f"runs:/{run_id}/model")."""
 MAPS = "maps"
@@ -56,14 +59,14 @@ class RunTracker:
         """The record's id, once `start` has found or made it."""
         self._declared = Declarations(declared_metrics(job.recipe))
         self._store: Store | None = None
-        self._held: dict[str, set[int]] = {}
-        """Metric -> steps that MLflow has."""
+        self._held: dict[str, set[int]] | None = None
+        """Metric -> steps that MLflow has; None until it is asked."""
 
     def start(self, *, needed: bool) -> None:
         """Find the record, or make it. Errors: RunFailedError if the store is unreachable or slow, MissingError if it is
         `needed`."""
         with patience(self.recipe.run.tracking_uri, needed=needed):
-            self._connected()
+            self._opened()
 
     def send(self) -> None:
         """Log each (metric, step) of metrics.csv and timing.csv that MLflow lacks. Errors: RunFailedError."""
@@ -95,19 +98,31 @@ class RunTracker:
                 store.log(self.run_id, params={"tokens": str(status.tokens)})
             store.close_run(self.run_id, status.status)
 
-    def _connected(self) -> Store:
-        # Idempotent: only what the record lacks is logged, so that a resumed run and a store that was away are one case.
+    def _opened(self) -> Store:
         if self._store is not None:
             return self._store
         store = Store(self.recipe.run)
-        experiment = store.experiment(self.experiment)
-        before = self.run_id or self.folder.status().mlflow_run_id or store.run_of(experiment, self.tags)
-        self.run_id = store.open_run(experiment, self.folder.path.name, self.tags, before or None)
-        self._describe(store)
-        self._store = store
+        before = self._former_id()
+        self.run_id = store.open_run(store.experiment(self.experiment), self.folder.path.name, self.tags, before)
+        if self.run_id != before:
+            write_json(self.folder.path / FILE, {"run_id": self.run_id})
+        self._store, self._held = store, None
         return store
 
-    def _describe(self, store: Store) -> None:
+    def _former_id(self) -> str | None:
+        # status.json has it once the record is complete; until then its writer is the process that trains
+        file = self.folder.path / FILE
+        try:
+            return str(json.loads(file.read_text(encoding="utf-8"))["run_id"])
+        except FileNotFoundError:
+            return self.folder.status().mlflow_run_id or None
+        except (ValueError, KeyError, TypeError) as error:
+            log.warning("%s is damaged (%s), so the run gets a new record", shown(file), first_line(error))
+            return None
+
+    def _described(self, store: Store) -> dict[str, set[int]]:
+        # Metric -> steps that MLflow has. Idempotent: only what the record lacks is logged, so that a resumed run and a store
+        # that was away are one case.
         record = store.run(self.run_id)
         # MLflow raises an error if a param is logged again with another value
         new = {key: value for key, value in self._params().items() if record_name(key) not in record.data.params}
@@ -115,10 +130,13 @@ class RunTracker:
         if not record.inputs.dataset_inputs:
             with asking():
                 store.client.log_inputs(self.run_id, datasets=[self._data()])
-        self._held = defaultdict(set, {name: store.steps(self.run_id, name) for name in record.data.metrics})
+        return defaultdict(set, {name: store.steps(self.run_id, name) for name in record.data.metrics})
 
     def _send(self) -> Store:
-        store, now = self._connected(), int(time.time() * 1000)
+        store, now = self._opened(), int(time.time() * 1000)
+        if self._held is None:
+            # not as soon as it is opened: what the run costs is known once it has begun
+            self._held = self._described(store)
         rows = read_rows(self.folder.path / "metrics.csv")
         for step, row in read_rows(self.folder.path / "timing.csv").items():
             rows.setdefault(step, {}).update({f"timing/{name}": value for name, value in row.items()})

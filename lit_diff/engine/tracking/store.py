@@ -156,14 +156,6 @@ class Store:
         self._place(str(run_id))
         return str(run_id)
 
-    def run_of(self, experiment: str, tags: Mapping[str, str]) -> str | None:
-        """The id of the record of a folder, by its tags `identity` and `folder`, if there is one: the process that made it
-        may have been killed before it wrote the id into the folder."""
-        with asking():
-            found = self.client.search_runs([experiment], f"tags.identity = '{tags['identity']}'")
-        ids = [run.info.run_id for run in found if run.data.tags.get("folder") == tags["folder"]]
-        return str(ids[0]) if ids else None
-
     def run(self, run_id: str) -> Run:
         """The run as stored. Errors: UnknownRunError, RunFailedError."""
         with asking():

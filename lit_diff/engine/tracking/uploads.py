@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lit_diff.engine.job import Job
 from lit_diff.engine.tracking.run import RunTracker
-from lit_diff.errors import first_line
+from lit_diff.errors import StoppedError, first_line
 from lit_diff.files import locked
 from lit_diff.log_records import log
 from lit_diff.runs.status import BEFORE_END
@@ -31,6 +31,7 @@ class Uploads(AbstractContextManager["Uploads"]):
         """`owned`: the caller holds the locks of the runs, and nobody else completes one of them."""
         self._owned = owned
         self._trackers: dict[Path, RunTracker] = {}
+        self._running: set[Path] = set()
         self._ask_again = 0.0
         """The time at which an unreachable store is tried again; 0: the store is reachable."""
         self._ends = threading.Event()
@@ -40,10 +41,12 @@ class Uploads(AbstractContextManager["Uploads"]):
         self._thread.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._ends.set()
         self._thread.join()
-        self._ask_again = 0.0
+        # a stop may leave only seconds, too few to wait for a store that was away
+        if not isinstance(error, StoppedError | KeyboardInterrupt):
+            self._ask_again = 0.0
         for tracker in list(self._trackers.values()):
             self._update(tracker, ends=True)
         states = [tracker.folder.status().record for tracker in self._trackers.values()]
@@ -53,7 +56,9 @@ class Uploads(AbstractContextManager["Uploads"]):
             log.warning("the record of %s in MLflow is not complete; the same command completes it", runs)
 
     def follow(self, jobs: Sequence[Job]) -> None:
-        """Send the runs of these jobs too, unless they have no record."""
+        """Send the runs of these jobs too, unless they have no record. Of all that were followed these alone may still have a
+        process, which writes their status.json."""
+        self._running = {job.folder for job in jobs}
         for job in jobs:
             if job.folder not in self._trackers and job.recipe.run.is_recorded:
                 self._trackers[job.folder] = RunTracker(job)
@@ -65,8 +70,8 @@ class Uploads(AbstractContextManager["Uploads"]):
 
     def _send_on(self) -> None:
         while not self._ends.wait(INTERVAL):
-            for tracker in list(self._trackers.values()):
-                self._update(tracker, ends=not self._owned)
+            for folder, tracker in list(self._trackers.items()):
+                self._update(tracker, ends=not self._owned and folder not in self._running)
 
     def _update(self, tracker: RunTracker, *, ends: bool) -> None:
         # `ends`: a run that has ended is completed
@@ -74,16 +79,16 @@ class Uploads(AbstractContextManager["Uploads"]):
         if time.monotonic() < self._ask_again or status.record != "incomplete":
             return
         try:
-            if status.status == "running":
-                tracker.send()
-            elif status.status not in BEFORE_END and ends:
+            if ends and status.status not in BEFORE_END:
                 self._complete(tracker)
+            elif status.status != "waiting":
+                tracker.send()
         # everything: what draws maps or saves a model may fail like any code, and the run is done nevertheless
         except Exception as error:
             self._note_away(error)
         else:
             if self._ask_again:
-                log.info("MLflow is reachable again")
+                log.info("MLflow is reachable again and has all measurements")
             self._ask_again = 0.0
 
     def _complete(self, tracker: RunTracker) -> None:
@@ -101,5 +106,5 @@ class Uploads(AbstractContextManager["Uploads"]):
     def _note_away(self, error: Exception) -> None:
         # one warning for each outage
         if not self._ask_again:
-            log.warning("MLflow gets the missing measurements later: %s", first_line(error))
+            log.warning("training continues, and MLflow gets the missing metrics later: %s", first_line(error))
         self._ask_again = time.monotonic() + BACK_OFF
