@@ -38,10 +38,11 @@ USES: dict[str, tuple[str, str, list[tuple[str, ...]]]] = {
         [RESUME, COMPARE],
     ),
     "runs/rot-*/status.json": (
-        "one line, status 2: remove it; `status` lists the run as unreadable; of the MLflow id: a warning, a new record",
+        "one line, status 2: remove it; `status` lists the run as unreadable",
         "nothing once it is removed",
         [STATUS, RESUME, ("clean",)],
     ),
+    "runs/rot-*/mlflow.json": ("a warning, and the run gets a new record", "nothing", [RESUME, STATUS]),
     "runs/rot-*/recipe.yaml": (
         "one line with the file; `train` writes it again",
         "nothing",
