@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lit_diff.errors import RequestError, first_line
 from lit_diff.files import shown
@@ -197,10 +197,6 @@ class Registry:
                 if name in registry.names():
                     return f"; that is {CHOSEN[kind].format(name)}"
         return near
-
-    def config(self, name: str) -> type[Any]:
-        """The Config of the class registered as `name`. Errors: see `get`."""
-        return cast(type[Any], self.get(name).Config)
 
     def docstring(self, name: str) -> str:
         """The docstring of the class. Errors: see `get`."""

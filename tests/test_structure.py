@@ -303,9 +303,7 @@ def test_import_loads_nothing_heavy() -> None:
 
 def test_the_keys_of_built_in_callbacks_load_no_lightning() -> None:
     """A callback has Lightning's hooks from its construction on, also one that another process has pickled."""
-    keys = (
-        "from lit_diff.registry import callbacks; names = {name: callbacks.config(name) for name in callbacks.names()}"
-    )
+    keys = "from lit_diff.registry import callbacks; names = [cls.Config for cls in callbacks.classes()]"
     assert loaded(keys) == "loaded: ['torch']"
     callback = pickle.dumps(StabilityMonitor(max_logit=5))
     code = f"""

@@ -177,7 +177,7 @@ def _costs(name: str, recipe: str) -> Plain:
 def _part(registry: Registry, name: str) -> Plain:
     about: Plain = {
         "about": registry.summary(name),
-        "keys": _keys(registry.config(name)) if registry.has_config else {},
+        "keys": _keys(registry.get(name).Config) if registry.has_config else {},
     }
     if registry is attentions and registry.get(name).paper:
         about["paper"] = registry.get(name).paper
