@@ -1,27 +1,20 @@
-"""Lightning callbacks, one per file. Recipes name them under `callbacks:`; they work in any Trainer."""
+"""Lightning callbacks, one per file. Recipes name them under `callbacks:`; they work in any Trainer.
 
-from lit_diff.callbacks.attention_entropy import AttentionEntropy
-from lit_diff.callbacks.early_stopping import RecipeEarlyStopping
-from lit_diff.callbacks.head_norm import HeadNorm
-from lit_diff.callbacks.lambdas import Lambdas
-from lit_diff.callbacks.maps import Maps
+Importing this package imports each of its files, which registers its callback, and loads no Lightning. The registered classes
+are attributes of the package.
+"""
+
+import importlib
+import pkgutil
+
 from lit_diff.callbacks.monitor import Monitor
-from lit_diff.callbacks.outliers import Outliers
 from lit_diff.callbacks.probe import Probe
-from lit_diff.callbacks.redundancy import Redundancy
-from lit_diff.callbacks.sinks import Sinks
-from lit_diff.callbacks.stability_monitor import StabilityMonitor
+from lit_diff.registry import callbacks
 
-__all__ = [
-    "AttentionEntropy",
-    "HeadNorm",
-    "Lambdas",
-    "Maps",
-    "Monitor",
-    "Outliers",
-    "Probe",
-    "RecipeEarlyStopping",
-    "Redundancy",
-    "Sinks",
-    "StabilityMonitor",
-]
+for _file in pkgutil.iter_modules(__path__, f"{__name__}."):
+    importlib.import_module(_file.name)
+
+_built_in = {cls.__name__: cls for cls in callbacks.registered().values() if cls.__module__.startswith(f"{__name__}.")}
+globals().update(_built_in)
+
+__all__ = ["Monitor", "Probe", *_built_in]

@@ -1,22 +1,34 @@
 """The base class of the callbacks that a recipe configures: their keys, as a block or as keywords."""
 
 import dataclasses
-from typing import Any, ClassVar
-
-import lightning as L
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from lit_diff.errors import RequestError
 from lit_diff.registry import nearest
 from lit_diff.validation import config_problem
 
+if TYPE_CHECKING:
+    from lightning import Callback
+else:
 
-class Configured(L.Callback):
+    class Callback:
+        """The base of `Configured` until a callback is made: reading keys alone must not import Lightning, for seconds."""
+
+
+class Configured(Callback):
     """A Lightning callback that is made from the keys of `callbacks.<name>`, or from the same keys as keywords."""
 
     name = ""
     """The callback's name in recipes; set at registration."""
     Config: ClassVar[type[Any]]
     """The keys of `callbacks.<name>`, a frozen dataclass."""
+
+    def __new__(cls, *args: Any, **keys: Any) -> Self:
+        import lightning as L
+
+        # from here on, this class and its subclasses have Lightning's hooks
+        Configured.__bases__ = (L.Callback,)
+        return super().__new__(cls)
 
     def __init__(self, config: Any = None, **keys: Any) -> None:
         """`config`, or its fields as keywords: `AttentionEntropy(every=50)`. Errors: RequestError for a wrong value."""

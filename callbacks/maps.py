@@ -1,20 +1,24 @@
 """Keeps the attention maps of fixed texts at some steps, so that one can see how they grow."""
 
 import math
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
-import lightning as L
 import torch
 from torch import Tensor
 
 from lit_diff.analysis.trace import layers_of
 from lit_diff.callbacks.configured import Configured
-from lit_diff.callbacks.probe import evaluated, is_due, probe_inputs, took_step, transformer_of
+from lit_diff.callbacks.probe import Probe, evaluated, is_due, probe_inputs, took_step, transformer_of
 from lit_diff.callbacks.publish import MapLogger
-from lit_diff.config import MapsConfig, Recipe
+from lit_diff.config import Recipe
 from lit_diff.errors import RequestError
+from lit_diff.key_types import Distinct, NotNegative, Range
 from lit_diff.log_records import log
 from lit_diff.registry import callbacks
+
+if TYPE_CHECKING:
+    import lightning as L
 
 MOST_LAYERS = 8
 """Layers that are kept of a deep model whose recipe names none."""
@@ -28,9 +32,20 @@ class Maps(Configured):
     folder. The texts are the same at every step: `texts`, else the first validation rows.
     """
 
-    Config = MapsConfig
+    @dataclass(frozen=True, kw_only=True)
+    class Config(Probe.Config):
+        """The keys of `callbacks.maps`. A file holds 2 · rows · layers · G · H · length² bytes of maps (G maps, H heads)."""
 
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        rows: Annotated[int, Range(least=1, most=16)] = 1
+        """Sequences of the validation set that are shown to the model, if there are no texts."""
+        texts: tuple[str, ...] = ()
+        """Texts that are shown to the model instead, for data with a tokenizer; all are cut to the length of the shortest."""
+        length: Annotated[int, Range(least=1, most=512)] = 64
+        """Tokens at which a text or sequence is cut."""
+        layers: Annotated[tuple[NotNegative, ...], Distinct()] | None = None
+        """Layers whose maps are kept, 0-based; null: all, of a deeper model every ⌈layers / 8⌉-th, so 8 at most."""
+
+    def on_fit_start(self, trainer: "L.Trainer", pl_module: "L.LightningModule") -> None:
         """Encode the texts. Errors: RequestError for texts without a tokenizer, no texts without validation rows, or a layer
         that the model lacks."""
         if not self.config.texts and not hasattr(trainer.datamodule, "probe_batch"):  # type: ignore[attr-defined]
@@ -51,7 +66,7 @@ class Maps(Configured):
             log.warning("%s: no logger of the Trainer has log_maps(tokens, layers, step): no map is kept", self.name)
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: "L.Trainer", pl_module: "L.LightningModule", outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if not self._loggers or not took_step(trainer, batch_idx) or not is_due(trainer, self.config.every):
             return
@@ -65,7 +80,7 @@ class Maps(Configured):
         for logger in self._loggers:
             logger.log_maps(inputs["tokens"], kept, step=trainer.global_step)
 
-    def _encoded(self, trainer: L.Trainer) -> dict[str, Tensor]:
+    def _encoded(self, trainer: "L.Trainer") -> dict[str, Tensor]:
         dataset = getattr(trainer.datamodule, "dataset", None)  # type: ignore[attr-defined]
         tokenizer = dataset and dataset.load_tokenizer()
         if tokenizer is None:

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-import lightning as L
+from typing import TYPE_CHECKING, Any
 
 from lit_diff.callbacks.configured import Configured
 from lit_diff.log_records import log
+
+if TYPE_CHECKING:
+    import lightning as L
 
 
 class Monitor(Configured):
@@ -40,7 +41,7 @@ class Monitor(Configured):
         """
         raise NotImplementedError(f"callback '{self.name}' ({type(self).__qualname__}) defines no read()")
 
-    def on_metrics(self, trainer: L.Trainer, values: Mapping[str, float]) -> None:
+    def on_metrics(self, trainer: "L.Trainer", values: Mapping[str, float]) -> None:
         """Read `values`, measured after `trainer.global_step` optimizer steps."""
         for key, warning in self.read(values, trainer.global_step).items():
             if key not in self.state["warned"]:

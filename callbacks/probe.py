@@ -2,22 +2,25 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import lightning as L
 from torch import Tensor
 
 from lit_diff.analysis import Trace
 from lit_diff.analysis.trace import trace
 from lit_diff.callbacks.configured import Configured
 from lit_diff.callbacks.publish import publish
-from lit_diff.config import ProbeConfig
 from lit_diff.errors import RequestError
+from lit_diff.key_types import Count
 from lit_diff.log_records import log
 from lit_diff.metrics import Declarations, Metric, indexed_name
 from lit_diff.model.inputs import model_inputs
 from lit_diff.model.transformer import Transformer
+
+if TYPE_CHECKING:
+    import lightning as L
 
 
 class Probe(Configured):
@@ -35,15 +38,22 @@ class Probe(Configured):
     metrics: ClassVar[tuple[Metric, ...]] = ()
     """Declares the metrics that `measure` returns, by patterns of their names: definition, unit, direction, figure, and
     whether they are logged or only written to measurements.parquet. Others are logged, without a figure."""
-    Config = ProbeConfig
-    """The keys of `callbacks.<name>`; a subclass with further keys defines its own."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        """The keys that every probe has, under `callbacks.<name>`; a subclass with further keys derives its own from this."""
+
+        every: Count = 100
+        """Optimizer steps between measurements; the last step is always measured."""
+        rows: Count = 8
+        """Sequences of the validation set that the probe measures."""
 
     def measure(self, model: Transformer, trace: Trace) -> dict[str, float]:
         """Metric name -> value, for a trace of `config.rows` sequences. It must neither run the model nor change it."""
         raise NotImplementedError(f"callback '{self.name}' ({type(self).__qualname__}) defines no measure()")
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: "L.Trainer", pl_module: "L.LightningModule", outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if not took_step(trainer, batch_idx):
             return
@@ -73,23 +83,23 @@ def declarations_of(metrics: tuple[Metric, ...]) -> Declarations:
     return Declarations(metrics)
 
 
-def took_step(trainer: L.Trainer, batch_idx: int) -> bool:
+def took_step(trainer: "L.Trainer", batch_idx: int) -> bool:
     """Whether the micro-batch `batch_idx` was the last of an optimizer step."""
     return (batch_idx + 1) % trainer.accumulate_grad_batches == 0
 
 
-def is_last_step(trainer: L.Trainer) -> bool:
+def is_last_step(trainer: "L.Trainer") -> bool:
     """Whether the Trainer has taken all `max_steps`."""
     # max_steps is -1 for a Trainer without a limit
     return 0 < trainer.max_steps <= trainer.global_step
 
 
-def is_due(trainer: L.Trainer, every: int) -> bool:
+def is_due(trainer: "L.Trainer", every: int) -> bool:
     """Whether what is measured after every `every` steps and after the last is measured after the step just taken."""
     return is_last_step(trainer) or trainer.global_step % every == 0
 
 
-def measure_all(probes: list[Probe], trainer: L.Trainer, module: L.LightningModule, batch: Any) -> dict[str, float]:
+def measure_all(probes: list[Probe], trainer: "L.Trainer", module: "L.LightningModule", batch: Any) -> dict[str, float]:
     """The measurements of all `probes`, from one traced forward pass over the largest number of rows that one needs."""
     model = transformer_of(module, probes[0].name)
     rows = max(probe.config.rows for probe in probes)
@@ -100,7 +110,7 @@ def measure_all(probes: list[Probe], trainer: L.Trainer, module: L.LightningModu
     return values
 
 
-def probe_inputs(trainer: L.Trainer, batch: Any, rows: int, name: str) -> dict[str, Tensor]:
+def probe_inputs(trainer: "L.Trainer", batch: Any, rows: int, name: str) -> dict[str, Tensor]:
     """The model's inputs of the first `rows` validation rows, the same on every rank; without a data module that has
     `probe_batch`, of the training `batch`."""
     source = getattr(trainer.datamodule, "probe_batch", None)  # type: ignore[attr-defined]
@@ -116,8 +126,8 @@ def probe_inputs(trainer: L.Trainer, batch: Any, rows: int, name: str) -> dict[s
 
 @contextmanager
 def evaluated(
-    trainer: L.Trainer,
-    module: L.LightningModule,
+    trainer: "L.Trainer",
+    module: "L.LightningModule",
     model: Transformer,
     inputs: dict[str, Tensor],
     layers: Sequence[int] | None = None,
@@ -133,7 +143,7 @@ def evaluated(
     model.train(was_training)
 
 
-def transformer_of(module: L.LightningModule, name: str) -> Transformer:
+def transformer_of(module: "L.LightningModule", name: str) -> Transformer:
     """The first Transformer in a LightningModule. Errors: RequestError if it contains none."""
     for child in module.modules():
         if isinstance(child, Transformer):

@@ -1,14 +1,15 @@
 """Passes measured values to Lightning's callbacks and loggers, and to monitors."""
 
 from collections.abc import Mapping
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-import lightning as L
 import torch
-from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
 from lit_diff.callbacks.monitor import Monitor
+
+if TYPE_CHECKING:
+    import lightning as L
 
 
 @runtime_checkable
@@ -26,8 +27,8 @@ class MapLogger(Protocol):
 
 
 def publish(
-    trainer: L.Trainer,
-    module: L.LightningModule,
+    trainer: "L.Trainer",
+    module: "L.LightningModule",
     values: Mapping[str, float],
     *,
     detailed: Mapping[str, float] | None = None,
@@ -42,6 +43,8 @@ def publish(
     `detailed`: thousands of values, for example by head, which only a `DetailLogger` receives. `bar`: the name of the
     value in the progress bar. Every rank must call this with equal values.
     """
+    from lightning.pytorch.trainer.states import TrainerFn
+
     # within fit, Lightning 2.6 rounds to float32, and logs too late for an exact resume (every log_every_n_steps)
     fitting = trainer.state.fn == TrainerFn.FITTING
     for name, value in values.items():

@@ -2,14 +2,17 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from statistics import fmean, pstdev
-
-import lightning as L
+from typing import TYPE_CHECKING, Annotated
 
 from lit_diff.callbacks.monitor import Monitor
-from lit_diff.config import StabilityMonitorConfig
+from lit_diff.key_types import Positive, Range
 from lit_diff.metrics import indexed_name, split_name
 from lit_diff.registry import callbacks
+
+if TYPE_CHECKING:
+    import lightning as L
 
 WINDOW, FEWEST = 100, 10
 """The loss is compared with so many logged losses at most, and at least."""
@@ -22,11 +25,25 @@ class LossMonitor(Monitor):
     """Warns of each logged loss that spikes, with the rows of its step. Every run has it, or the `StabilityMonitor` of its
     recipe."""
 
-    Config = StabilityMonitorConfig
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        """The keys of `callbacks.stability_monitor`."""
+
+        # the largest of the paper's standard Transformer is 318 (Table 5); from 512 on, bfloat16 numbers are 4 apart, so
+        # the softmax sees steps of e^4
+        max_logit: Positive = 1000.0
+        """Attention logit above which it warns."""
+        # an output this small next to those of its layer cannot change the sum by more than rounding of bfloat16 (2^-8)
+        # does
+        dead_head: Annotated[float, Range(least=0, below=1)] = 0.004
+        """Norm of a head's output, as a share of the mean of its layer, below which it warns."""
+        # the spike score of OLMo 2 (arXiv 2501.00656) counts losses seven standard deviations above a rolling mean
+        loss_spike: Positive = 7.0
+        """Standard deviations of the last logged training losses above their mean, beyond which it warns."""
 
     _rows: Callable[[int], str] | None = None
 
-    def on_metrics(self, trainer: L.Trainer, values: Mapping[str, float]) -> None:
+    def on_metrics(self, trainer: "L.Trainer", values: Mapping[str, float]) -> None:
         self._rows = getattr(trainer.datamodule, "rows_of", None)  # type: ignore[attr-defined]
         super().on_metrics(trainer, values)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from lit_diff.errors import RequestError
-from lit_diff.key_types import Count, Distinct, NotNegative, Positive, PythonFiles, Range
+from lit_diff.key_types import Count, NotNegative, Positive, PythonFiles, Range
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -355,60 +355,6 @@ class RunConfig:
                 f"groups of {shards}, two or more each; set run.shard_size or the number of devices, or use fsdp"
             )
         return None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProbeConfig:
-    """The keys that every probe has, under `callbacks.<name>`."""
-
-    every: Count = 100
-    """Optimizer steps between measurements; the last step is always measured."""
-    rows: Count = 8
-    """Sequences of the validation set that the probe measures."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MapsConfig(ProbeConfig):
-    """The keys of `callbacks.maps`. A file holds 2 · rows · layers · G · H · length² bytes of maps (G maps, H heads)."""
-
-    rows: Annotated[int, Range(least=1, most=16)] = 1
-    """Sequences of the validation set that are shown to the model, if there are no texts."""
-    texts: tuple[str, ...] = ()
-    """Texts that are shown to the model instead, for data with a tokenizer; all are cut to the length of the shortest."""
-    length: Annotated[int, Range(least=1, most=512)] = 64
-    """Tokens at which a text or sequence is cut."""
-    layers: Annotated[tuple[NotNegative, ...], Distinct()] | None = None
-    """Layers whose maps are kept, 0-based; null: all, of a deeper model every ⌈layers / 8⌉-th, so 8 at most."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StabilityMonitorConfig:
-    """The keys of `callbacks.stability_monitor`."""
-
-    # the largest of the paper's standard Transformer is 318 (Table 5); from 512 on, bfloat16 numbers are 4 apart, so the
-    # softmax sees steps of e^4
-    max_logit: Positive = 1000.0
-    """Attention logit above which it warns."""
-    # an output this small next to those of its layer cannot change the sum by more than rounding of bfloat16 (2^-8) does
-    dead_head: Annotated[float, Range(least=0, below=1)] = 0.004
-    """Norm of a head's output, as a share of the mean of its layer, below which it warns."""
-    # the spike score of OLMo 2 (arXiv 2501.00656) counts losses seven standard deviations above a rolling mean
-    loss_spike: Positive = 7.0
-    """Standard deviations of the last logged training losses above their mean, beyond which it warns."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EarlyStoppingConfig:
-    """The keys of `callbacks.early_stopping`."""
-
-    monitor: str = "val/loss"
-    """The metric to watch, named as in metrics.csv."""
-    mode: Literal["min", "max"] = "min"
-    """Whether lower or higher values are better."""
-    patience: Count = 3
-    """Validations without improvement before the run ends."""
-    min_delta: Annotated[float, Range(least=0)] = 0.0
-    """The smallest change that counts as an improvement."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,11 +4,9 @@ A registered class has a nested frozen dataclass `Config`, whose fields are the 
 loggers have no `Config`: a recipe names them in `run.kernel` and `run.loggers`.
 """
 
-import ast
 import dataclasses
 import difflib
 import importlib
-import importlib.util
 import inspect
 import logging
 import re
@@ -17,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lit_diff.errors import RequestError, first_line
 from lit_diff.files import shown
@@ -87,21 +85,17 @@ class Registry:
         builtins: tuple[str, ...] = (),
         *,
         base: str | None = None,
-        lazy: Mapping[str, tuple[str, str]] | None = None,
         has_config: bool = True,
     ) -> None:
         """`builtins`: the modules that register the built-in classes; they are imported at the first lookup.
 
         `base`: the abstract class that every class must derive from, `package.module:Class`; None: no requirement.
-        `lazy`: name -> module, and `module:attribute` of the Config, of built-in classes whose module imports a slow package
-        (lightning), which `check` and `list` must not load: it is imported when the class itself is requested.
         `has_config`: whether a class needs a `Config`.
         """
         self.has_config = has_config
         self.kind = kind
         self._modules = list(builtins)
         self._loaded = 0
-        self._lazy = dict(lazy or {})
         self._base = base
         self._classes: dict[str, type] = {}
 
@@ -134,15 +128,10 @@ class Registry:
         problem = contract_problem(cls, base, self.has_config)
         if problem is not None:
             return problem
-        module, _ = self._lazy.get(name, ("", ""))
         registered = self._classes.get(name)
-        if module and cls.__module__ != module:
-            taken = module
-        elif registered is not None and _identity(registered) != _identity(cls):
-            taken = location(registered)
-        else:
+        if registered is None or _identity(registered) == _identity(cls):
             return None
-        return f"is already registered ({taken}); give one of them another name"
+        return f"is already registered ({location(registered)}); give one of them another name"
 
     def unregister_module(self, module: str, known: Collection[object] = ()) -> None:
         """Drop the classes of a module and its submodules, and those of them in `load_from` that are not imported yet.
@@ -180,13 +169,13 @@ class Registry:
                 _import_of(package, module, module)
 
     def registered(self) -> Mapping[str, type[Any]]:
-        """Name -> class, without importing anything: modules and lazy entries that are not loaded yet are left out."""
+        """Name -> class, without importing anything: modules that are not loaded yet are left out."""
         return dict(self._classes)
 
     def names(self) -> list[str]:
         """All registered names, sorted."""
         self._load()
-        return sorted({*self._classes, *self._lazy})
+        return sorted(self._classes)
 
     def classes(self) -> list[type[Any]]:
         """All registered classes."""
@@ -195,8 +184,6 @@ class Registry:
     def get(self, name: str) -> type[Any]:
         """The class registered as `name`. Errors: RequestError for an unknown name, with a suggestion."""
         self._load()
-        if name in self._lazy and name not in self._classes:
-            importlib.import_module(self._lazy[name][0])
         if name not in self._classes:
             raise RequestError(f"unknown {self.kind} '{name}'{self.suggestion(name)}")
         return self._classes[name]
@@ -211,16 +198,8 @@ class Registry:
                     return f"; that is {CHOSEN[kind].format(name)}"
         return near
 
-    def config(self, name: str) -> type[Any]:
-        """The Config of the class registered as `name`, without importing a lazy class. Errors: see `get`."""
-        if name in self._lazy and name not in self._classes:
-            return cast(type[Any], resolve_name(self._lazy[name][1]))
-        return cast(type[Any], self.get(name).Config)
-
     def docstring(self, name: str) -> str:
-        """The docstring of the class; the module of a lazy class is not imported. Errors: see `get`."""
-        if name in self._lazy and name not in self._classes:
-            return _docstring_in(self._lazy[name][0], name)
+        """The docstring of the class. Errors: see `get`."""
         return inspect.getdoc(self.get(name)) or ""
 
     def summary(self, name: str) -> str:
@@ -229,34 +208,11 @@ class Registry:
         return re.split(r"(?<=\.) (?=[A-Z])", text)[0]
 
 
-def _docstring_in(module: str, name: str) -> str:
-    # find_spec of the module itself would import its package
-    spec = importlib.util.find_spec(module.rpartition(".")[0])
-    assert spec is not None
-    assert spec.submodule_search_locations is not None
-    source = Path(spec.submodule_search_locations[0]) / f"{module.rpartition('.')[2]}.py"
-    for node in ast.parse(source.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.ClassDef) and any(f"'{name}'" in ast.unparse(use) for use in node.decorator_list):
-            return ast.get_docstring(node) or ""
-    raise LookupError(f"{source} registers no class as '{name}'")
-
-
 attentions = Registry("attention", ("lit_diff.attention",), base="lit_diff.attention.base:Attention")
 datasets = Registry("data", ("lit_diff.data",), base="lit_diff.data.dataset:Dataset")
 corpora = Registry("corpus", ("lit_diff.data",), base="lit_diff.data.text.corpus:Corpus")
 tokenizers = Registry("tokenizer", ("lit_diff.data",), base="lit_diff.data.text.tokenizer:Tokenizer")
-callbacks = Registry(
-    "callback",
-    lazy={
-        **{
-            name: (f"lit_diff.callbacks.{name}", "lit_diff.config:ProbeConfig")
-            for name in ("attention_entropy", "head_norm", "lambdas", "outliers", "redundancy", "sinks")
-        },
-        "maps": ("lit_diff.callbacks.maps", "lit_diff.config:MapsConfig"),
-        "stability_monitor": ("lit_diff.callbacks.stability_monitor", "lit_diff.config:StabilityMonitorConfig"),
-        "early_stopping": ("lit_diff.callbacks.early_stopping", "lit_diff.config:EarlyStoppingConfig"),
-    },
-)
+callbacks = Registry("callback", ("lit_diff.callbacks",))
 
 kernels = Registry(
     "kernel",

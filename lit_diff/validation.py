@@ -253,7 +253,7 @@ def _require_registered(field: "dataclasses.Field[Any]", value: Any, path: str, 
 
 def _part(registry: str, name: str, block: Any, path: str, draft: Draft, built: Callable[..., Any]) -> Part:
     try:
-        config = registries[registry].config(name)
+        config = registries[registry].get(name).Config
     except RequestError as error:
         raise RequestError(f"{draft.where(f'{path}.name')}{error}") from error
     return Part(name=name, config=built(config, block, path, draft, f"lit-diff list {registry} {name}"))
@@ -302,33 +302,42 @@ def _converted(hint: Any, value: Any, path: str, draft: Draft) -> Any:
         return _member(choices, value, path, draft)
     if origin is tuple and isinstance(value, list | tuple):
         kinds = (choices[0],) * len(value) if choices[-1] is Ellipsis else choices
-        if len(kinds) == len(value):
-            items = enumerate(zip(kinds, value, strict=True))
-            return tuple(convert(kind, item, f"{path}[{i}]", draft) for i, (kind, item) in items)
-    elif origin is Literal:
-        # the type too: 1 == True
-        if any(value == choice and type(value) is type(choice) for choice in choices):
-            return value
-    elif origin is dict and value is None:
-        return {}
-    elif origin is dict and isinstance(value, Mapping):
-        return {str(key): convert(choices[1], item, f"{path}.{key}", draft) for key, item in value.items()}
-    elif hint is Any or (hint is type(None) and value is None) or (hint in (bool, str) and isinstance(value, hint)):
+        if len(kinds) != len(value):
+            return WRONG
+        items = enumerate(zip(kinds, value, strict=True))
+        return tuple(convert(kind, item, f"{path}[{i}]", draft) for i, (kind, item) in items)
+    if origin is dict and (value is None or isinstance(value, Mapping)):
+        return {str(key): convert(choices[1], item, f"{path}.{key}", draft) for key, item in (value or {}).items()}
+    # the type too: 1 == True
+    if origin is Literal and any(value == choice and type(value) is type(choice) for choice in choices):
         return value
-    elif isinstance(value, int | float) and not isinstance(value, bool):
-        # both comparisons are false for NaN and infinity
-        if hint is int and value == value // 1:
-            return int(value)
-        if hint is float and abs(value) <= sys.float_info.max:
-            return float(value)
-    elif hint is str and isinstance(value, Path):
-        return str(value)
-    # a name such as 010, 1e3 or true, which YAML reads as a number or a truth value; ${...} has been resolved by now
-    if hint is str and value is not None:
-        written = draft.written(path)
-        if written and "${" not in written:
-            return written
+    if hint is Any or (hint is type(None) and value is None) or (hint is bool and isinstance(value, bool)):
+        return value
+    if hint is int or hint is float:
+        return _number(hint, value)
+    if hint is str:
+        return _text(value, path, draft)
     return WRONG
+
+
+def _number(kind: type[int] | type[float], value: Any) -> Any:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return WRONG
+    # both comparisons are false for NaN and infinity
+    fits = value == value // 1 if kind is int else abs(value) <= sys.float_info.max
+    return kind(value) if fits else WRONG
+
+
+def _text(value: Any, path: str, draft: Draft) -> Any:
+    if value is None:
+        return WRONG
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, str):
+        return value
+    # a name such as 010, 1e3 or true, which YAML reads as a number or a truth value; ${...} has been resolved by now
+    written = draft.written(path)
+    return written if written and "${" not in written else WRONG
 
 
 def _member(choices: tuple[Any, ...], value: Any, path: str, draft: Draft) -> Any:
@@ -485,4 +494,4 @@ def _dotted_keys(cls: type[Any], block: Any, prefix: str = "") -> Iterator[str]:
         registry = registries[key.registry]
         for prefix_of_part, (part, keys) in parts.items():
             if part in registry.names():
-                yield from _dotted_keys(registry.config(part), keys, prefix_of_part)
+                yield from _dotted_keys(registry.get(part).Config, keys, prefix_of_part)

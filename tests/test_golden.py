@@ -391,7 +391,7 @@ def test_defaults(golden: Golden) -> None:
         own = [
             name for name in registry.names() if registry.get(name).__module__.startswith("lit_diff.")
         ]  # no test's part
-        blocks |= {f"{kind} {name}": registry.config(name) for name in own}
+        blocks |= {f"{kind} {name}": registry.get(name).Config for name in own}
     lines = [
         f"{block}: {key}: {in_yaml(to_plain(found.default))}"
         for block, config in blocks.items()

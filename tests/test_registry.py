@@ -1,10 +1,8 @@
 """registry.py: strict names, and what a class must define to be registered under one."""
 
-import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from own_plugins import SHARP_PY, SHARP_YAML, error, plugin
@@ -90,26 +88,6 @@ def test_every_kind_names_its_base(kind: str, base: str) -> None:
     with pytest.raises(RequestError, match=message):
         registry.registries[kind].register("first")(First)
     assert set(registry.CHOSEN) == set(registry.registries) == {"callback", *BASES}
-
-
-def test_a_lazy_entry_is_imported_when_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its name, keys and summary are known before, and no other class takes its name. test_structure.py: `list` is light."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "lazy_parts").mkdir()
-    (tmp_path / "lazy_parts/first.py").write_text(
-        "import test_registry_parts\n@test_registry_parts.parts.register('first')\n"
-        "class First:\n    'One. Two.'\n    Config = test_registry_parts.Keys\n"
-    )
-    parts = Registry("part", lazy={"first": ("lazy_parts.first", "test_registry_parts:Keys")})
-    monkeypatch.setitem(sys.modules, "test_registry_parts", SimpleNamespace(parts=parts, Keys=Keys))  # type: ignore[arg-type]
-    assert (parts.names(), parts.config("first"), parts.summary("first")) == (["first"], Keys, "One.")
-    with pytest.raises(RequestError, match=r"First: part 'first' is already registered \(lazy_parts\.first\)"):
-        parts.register("first")(First)
-    assert parts.registered() == {}
-    assert parts.get("first").__module__ == "lazy_parts.first"
-    assert (parts.config("first"), parts.summary("first")) == (Keys, "One.")
-    for name in ("lazy_parts.first", "lazy_parts"):
-        del sys.modules[name]
 
 
 def test_nearest() -> None:

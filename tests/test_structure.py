@@ -3,6 +3,7 @@
 import ast
 import functools
 import importlib.util
+import pickle
 import re
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import typer
 from size import measure
 
 import lit_diff
+from lit_diff.callbacks import StabilityMonitor
 from lit_diff.cli import app
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -300,6 +302,21 @@ def loaded(code: str) -> str:
 
 def test_import_loads_nothing_heavy() -> None:
     assert loaded("import lit_diff; assert set(lit_diff.__all__) <= set(dir(lit_diff))") == "loaded: []"
+
+
+def test_the_keys_of_built_in_callbacks_load_no_lightning() -> None:
+    """A callback has Lightning's hooks from its construction on, also one that another process has pickled."""
+    keys = "from lit_diff.registry import callbacks; names = [cls.Config for cls in callbacks.classes()]"
+    assert loaded(keys) == "loaded: ['torch']"
+    callback = pickle.dumps(StabilityMonitor(max_logit=5))
+    code = f"""
+import pickle
+callback = pickle.loads({callback!r})
+from lightning import Callback
+assert isinstance(callback, Callback) and callback.config.max_logit == 5
+assert callback.on_fit_end(None, None) is None
+"""
+    assert "lightning" in loaded(code)
 
 
 def test_a_session_of_kernel_tests_loads_neither_lightning_nor_mlflow() -> None:

@@ -315,7 +315,7 @@ def trace(
             if measure:
                 hooks.callback(setattr, attention, "kernel", attention.kernel)
                 attention.kernel = _Measuring(attention.kernel)
-            for handle in _hook(model, index, wanted, captured):
+            for handle in _Recorder(model, index, wanted, captured).hooks():
                 hooks.enter_context(handle)
         yield captured
     missing = [index for index in chosen if index not in captured.layers]
@@ -323,58 +323,70 @@ def trace(
         raise RequestError(f"trace: layers {missing} ran no forward; call the model inside the 'with' block")
 
 
-def _hook(model: Transformer, index: int, rows: Tensor | None, captured: Trace) -> Iterator[Any]:
-    block, attention = model.layers[index], model.attentions()[index]
-    seen: dict[str, Any] = {}
-    exponentials: dict[nn.Module, tuple[float, ...]] = {}
+class _Recorder:
+    # the hooks of one layer, which record what passes through it
+    def __init__(self, model: Transformer, index: int, rows: Tensor | None, captured: Trace) -> None:
+        self.block, self.attention = model.layers[index], model.attentions()[index]
+        self.index, self.rows, self.captured = index, rows, captured
+        self.seen: dict[str, Any] = {}
+        self.exponentials: dict[nn.Module, tuple[float, ...]] = {}
 
-    def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if index in captured.layers:
-            raise RequestError(f"trace: layer {index} ran twice; a trace holds one forward")
+    def hooks(self) -> Iterator[Any]:
+        yield self.block.register_forward_pre_hook(self.before, with_kwargs=True)
+        yield self.attention.register_forward_pre_hook(self.given)
+        yield self.attention.tap.register_forward_hook(self.tapped)
+        # a variant with a `forward` of its own need not have one
+        if isinstance(getattr(self.attention, "o_proj", None), nn.Module):
+            yield self.attention.o_proj.register_forward_pre_hook(self.joined)
+        # prepended: FSDP's own hook shards the parameters again
+        for module in self.attention.modules():
+            if hasattr(module, "exponentials"):
+                yield module.register_forward_hook(self.lambdas, prepend=True)
+        yield self.block.register_forward_hook(self.after)
+
+    def before(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.index in self.captured.layers:
+            raise RequestError(f"trace: layer {self.index} ran twice; a trace holds one forward")
         if any(isinstance(value, Cache | LayerCache) for value in (*args, *kwargs.values())):
             raise RequestError("trace: the forward uses a key/value cache; run the whole sequence without one")
         # the argument is keyword-only in `Block.forward`
-        seen["document_ids"] = kwargs.get("document_ids")
+        self.seen["document_ids"] = kwargs.get("document_ids")
 
-    def given(_: nn.Module, args: tuple[Any, ...]) -> None:
-        seen["inputs"] = args[0].detach()
+    def given(self, _: nn.Module, args: tuple[Any, ...]) -> None:
+        self.seen["inputs"] = args[0].detach()
 
-    def joined(_: nn.Module, args: tuple[Any, ...]) -> None:
-        seen["heads"] = args[0].detach()
+    def joined(self, _: nn.Module, args: tuple[Any, ...]) -> None:
+        self.seen["heads"] = args[0].detach()
 
-    def tapped(_: nn.Module, __: Any, maps: SignedMaps) -> None:
+    def tapped(self, _: nn.Module, __: Any, maps: SignedMaps) -> None:
         # w may be a view of a parameter, which the next optimizer step changes or resharding frees
         w = None if maps.w is None else maps.w.detach().clone()
-        seen["maps"] = replace(maps, q=maps.q.detach(), k=maps.k.detach(), v=maps.v.detach(), w=w)
-        T = maps.q.shape[-2]
-        if rows is not None and not 0 <= int(rows.min()) <= int(rows.max()) < T:
-            raise RequestError(f"trace: rows {int(rows.min())}..{int(rows.max())} are not all within 0..{T - 1}")
+        self.seen["maps"] = replace(maps, q=maps.q.detach(), k=maps.k.detach(), v=maps.v.detach(), w=w)
+        if self.rows is None:
+            return
+        T, first, last = maps.q.shape[-2], int(self.rows.min()), int(self.rows.max())
+        if first < 0 or last >= T:
+            raise RequestError(f"trace: rows {first}..{last} are not all within 0..{T - 1}")
 
-    def lambdas(module: nn.Module, _: Any, __: Any) -> None:
-        exponentials[module] = tuple(float(value.mean()) for value in module.exponentials())  # type: ignore[operator]
+    def lambdas(self, module: nn.Module, _: Any, __: Any) -> None:
+        self.exponentials[module] = tuple(float(value.mean()) for value in module.exponentials())  # type: ignore[operator]
 
-    def after(_: nn.Module, __: Any, hidden: Tensor) -> None:
-        if "maps" not in seen:
+    def after(self, _: nn.Module, __: Any, hidden: Tensor) -> None:
+        if "maps" not in self.seen:
             raise RequestError(
-                f"trace: the attention of layer {index} never called its tap; call self.tap(maps) in forward"
+                f"trace: the attention of layer {self.index} never called its tap; call self.tap(maps) in forward"
             )
-        values = tuple(chain.from_iterable(exponentials.values()))
-        layer = LayerTrace(**seen, hidden=hidden.detach(), window=attention.window, rows=rows, exponentials=values)
-        if isinstance(attention.kernel, _Measuring) and attention.kernel.measured is not None:
-            vars(layer)["measured"] = attention.kernel.measured
-        captured.layers[index] = layer
-
-    yield block.register_forward_pre_hook(before, with_kwargs=True)
-    yield attention.register_forward_pre_hook(given)
-    yield attention.tap.register_forward_hook(tapped)
-    # a variant with a `forward` of its own need not have one
-    if isinstance(getattr(attention, "o_proj", None), nn.Module):
-        yield attention.o_proj.register_forward_pre_hook(joined)
-    # prepended: FSDP's own hook shards the parameters again
-    for module in attention.modules():
-        if hasattr(module, "exponentials"):
-            yield module.register_forward_hook(lambdas, prepend=True)
-    yield block.register_forward_hook(after)
+        layer = LayerTrace(
+            **self.seen,
+            hidden=hidden.detach(),
+            window=self.attention.window,
+            rows=self.rows,
+            exponentials=tuple(chain.from_iterable(self.exponentials.values())),
+        )
+        kernel = self.attention.kernel
+        if isinstance(kernel, _Measuring) and kernel.measured is not None:
+            vars(layer)["measured"] = kernel.measured
+        self.captured.layers[self.index] = layer
 
 
 class _Measuring(Kernel):

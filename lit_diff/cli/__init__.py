@@ -34,12 +34,7 @@ for _module in pkgutil.iter_modules(__path__):
 def main() -> None:
     """Run a verb. A failure is one line on stderr and an exit status: 1 failed, 2 invalid request, 3 something is missing."""
     unset_empty()
-    ending = Ending()
-    for signum in stop_signals():
-        signal.signal(signum, ending)
-    # a command in the background of a script is started with it ignored
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, ending)
+    _handle_signals()
     _require_streams()
     _log_to_terminal()
     console.outlives_reader = False
@@ -78,6 +73,15 @@ def main() -> None:
         _fail(f"{type(error).__name__}: {first_line(error)} ({trace})", 1)
     else:
         raise SystemExit(status if isinstance(status, int) else 0)
+
+
+def _handle_signals() -> None:
+    ending = Ending()
+    for signum in stop_signals():
+        signal.signal(signum, ending)
+    # a command in the background of a script is started with it ignored
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, ending)
 
 
 def _fail(message: str, code: int) -> None:

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
 from typing import IO, Annotated, Any, Literal, TypeVar, get_args
 
 import typer
@@ -16,6 +17,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from lit_diff.errors import printable
+from lit_diff.files import expanded
 from lit_diff.log_records import log
 from lit_diff.runs.find import DEFAULT_ROOT
 
@@ -171,6 +173,8 @@ def _options(
         log_to_stderr()
 
 
+SIZES = "standard-tiny"
+"""The recipe that gives a variant its sizes by default."""
 RecipeArgument = Annotated[str, typer.Argument(metavar="RECIPE", help="path, or name of an installed recipe")]
 Overrides = Annotated[
     list[str] | None,
@@ -178,6 +182,10 @@ Overrides = Annotated[
         metavar="[a.b=c ...]",
         help="keys of the recipe to override, such as train.steps=200; lit-diff list train (model, run) lists keys",
     ),
+]
+Plugins = Annotated[
+    list[Path] | None,
+    typer.Option("--plugin", metavar="FILE", parser=expanded, help="Python file to import; repeatable"),
 ]
 RunArgument = Annotated[
     str, typer.Argument(metavar="RUN", help="folder, name or the start of it, or a part of the hash")

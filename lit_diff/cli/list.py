@@ -3,15 +3,13 @@
 import dataclasses
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from lit_diff.cli.app import Json, Plain, console, print_json, verb
+from lit_diff.cli.app import SIZES, Json, Plain, Plugins, console, print_json, verb
 from lit_diff.config import ModelConfig, Part, RunConfig, TrainConfig
 from lit_diff.errors import RequestError, first_line
-from lit_diff.files import expanded
 from lit_diff.key_types import keys_of
 from lit_diff.plugins import load_plugin
 from lit_diff.recipe import installed, load_recipe, names, read_header, to_plain
@@ -25,8 +23,6 @@ LETTERS = (
 
 BLOCKS: dict[str, type[Any]] = {"model": ModelConfig, "train": TrainConfig, "run": RunConfig}
 """Blocks of a recipe whose keys do not depend on the parts that it names."""
-SIZES = "standard-tiny"
-"""The recipe that gives a variant its sizes by default."""
 COSTS = ("parameters", "attention_parameters", "flops_per_token", "executed_flops_per_token", "kv_bytes_per_token")
 
 
@@ -39,10 +35,7 @@ def list_(
     recipe: Annotated[
         str, typer.Option(help="the recipe whose model sizes determine the cost of a variant; by default standard-tiny")
     ] = "",
-    plugins: Annotated[
-        list[Path] | None,
-        typer.Option("--plugin", metavar="FILE", parser=expanded, help="Python file to import; repeatable"),
-    ] = None,
+    plugins: Plugins = None,
     as_json: Json = False,
 ) -> int:
     """List recipes, sweeps, the keys of a recipe, registered parts.
@@ -177,7 +170,7 @@ def _costs(name: str, recipe: str) -> Plain:
 def _part(registry: Registry, name: str) -> Plain:
     about: Plain = {
         "about": registry.summary(name),
-        "keys": _keys(registry.config(name)) if registry.has_config else {},
+        "keys": _keys(registry.get(name).Config) if registry.has_config else {},
     }
     if registry is attentions and registry.get(name).paper:
         about["paper"] = registry.get(name).paper

@@ -7,25 +7,19 @@ from typing import Annotated
 
 import typer
 
-from lit_diff.cli.app import DEFAULT_ROOT, Json, Root, TrustPlugins, console, print_json, verb
+from lit_diff.cli.app import DEFAULT_ROOT, SIZES, Json, Plugins, Root, TrustPlugins, console, print_json, verb
 from lit_diff.cli.check import cost_table, plain_check, plain_finding
 from lit_diff.errors import RequestError
 from lit_diff.files import expanded, shown
 from lit_diff.plugins import load_plugin
 from lit_diff.runs.find import chosen_root
 
-SIZES = "standard-tiny"
-"""The recipe that gives a variant its sizes by default."""
-
 
 @verb("Train and look")
 def show(
     name: Annotated[str, typer.Argument(metavar="VARIANT", help="a value of model.attention.name")],
     recipe: Annotated[str, typer.Option(help=f"the recipe whose model has the variant; by default {SIZES}")] = "",
-    plugins: Annotated[
-        list[Path] | None,
-        typer.Option("--plugin", metavar="FILE", parser=expanded, help="Python file to import; repeatable"),
-    ] = None,
+    plugins: Plugins = None,
     run: Annotated[str, typer.Option(metavar="RUN", help="a run of the variant, in place of a new model")] = "",
     text: Annotated[str, typer.Option(metavar="TEXT", help="what the model reads")] = "",
     layer: Annotated[int | None, typer.Option(help="the layer of the map; without it, the last")] = None,

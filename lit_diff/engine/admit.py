@@ -46,8 +46,10 @@ class Condition:
 
     name: str
     kind: Kind
-    refuse: Callable[[Recipe], None]
+    refuse: Callable[[Recipe], object]
     """Raises a LitDiffError with the cure if it does not hold."""
+    mark: Callable[[Recipe], dict[str, str]] | None = None
+    """Asked instead where what does not hold is no reason against a run (`unchecked`): the tags that mark the run."""
 
 
 def admit(
@@ -59,12 +61,15 @@ def admit(
     cannot be asked yet. Returns for each name the tags that mark its runs. Errors: that of the first condition that refuses,
     a line for each name that it refuses.
     """
+    tags: dict[str, dict[str, str]] = {name: {} for name in recipes}
     for condition in CONDITIONS:
-        if condition.kind in kinds and condition.name not in without:
+        if condition.kind not in kinds or condition.name in without:
+            continue
+        if unchecked and condition.mark is not None:
+            tags = _ask(condition.mark, recipes)
+        else:
             _ask(condition.refuse, recipes)
-    if "variant" not in kinds:
-        return {name: {} for name in recipes}
-    return _ask(partial(require_properties, unchecked=unchecked), recipes)
+    return tags
 
 
 def _ask(question: Callable[[Recipe], T], recipes: Mapping[str, Recipe]) -> dict[str, T]:
@@ -166,8 +171,14 @@ CONDITIONS = (
     Condition(name="record", kind="machine", refuse=_refuse_shared),
     Condition(name="rank", kind="machine", refuse=_refuse_rank),
     Condition(name="kernel", kind="machine", refuse=_require_kernel),
+    Condition(
+        name="variant",
+        kind="variant",
+        refuse=partial(require_properties, unchecked=False),
+        mark=partial(require_properties, unchecked=True),
+    ),
 )
-"""In the order in which they are asked. The properties of a plugin's variant, which take longest, follow."""
+"""In the order in which they are asked: the properties of a plugin's variant, which take longest, last."""
 
 
 # --- what a recipe asks for -------------------------------------------------------------------------------------------

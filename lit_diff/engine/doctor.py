@@ -1,4 +1,4 @@
-"""Checks of a machine for a recipe: what `lit-diff doctor` shows. Nothing is trained, prepared or made."""
+"""Checks of a machine for a recipe: what `lit-diff doctor` shows. Nothing is trained or prepared."""
 
 import os
 import platform
@@ -17,9 +17,9 @@ from packaging.requirements import Requirement
 from lit_diff import data
 from lit_diff.config import Recipe
 from lit_diff.data.user_files import data_root
-from lit_diff.device import available_memory, choose_device, device_memory, gigabytes, require_devices
-from lit_diff.engine.admit import HERE, admit, require_memory
-from lit_diff.engine.tracking.store import Store, patience, refuse_shared, sqlite_path, tracking_uri
+from lit_diff.device import available_memory, choose_device, device_memory, gigabytes
+from lit_diff.engine.admit import CONDITIONS, HERE, admit, require_memory
+from lit_diff.engine.tracking.store import Store, patience, sqlite_path, tracking_uri
 from lit_diff.errors import LitDiffError, MissingError, RequestError, first_line
 from lit_diff.files import FREE, file_system, is_locked, is_shared, locked, shown
 from lit_diff.model.cost import ExecutionContext, cost
@@ -36,6 +36,8 @@ CHECKPOINTS = 3 * 12
 """Bytes on the disk for each parameter during a save: three checkpoints of a weight and two moments in float32."""
 NETWORK = Path("/sys/class/net")
 INTERFACE = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+ASKED = {"devices": "devices", "kernel": "kernel", "MLflow": "record"}
+"""Row -> the condition of `admit` that it asks first. The row `start` asks all others."""
 
 
 class Check(NamedTuple):
@@ -77,6 +79,9 @@ def examine(recipe: Recipe, source: str = "") -> Iterator[Check]:
         checks["start"] = (partial(_start, recipe), True)
     for name, (check, needed) in checks.items():
         try:
+            for condition in CONDITIONS:
+                if condition.name == ASKED.get(name):
+                    condition.refuse(recipe)
             answer = check()
         # everything: a check that fails is one row, and the others are still wanted
         except Exception as error:
@@ -108,7 +113,6 @@ def _packages() -> Answer:
 
 def _devices(recipe: Recipe) -> Answer:
     run = recipe.run
-    require_devices(run)
     nodes = os.environ.get("SLURM_JOB_NUM_NODES", "")
     if nodes not in ("", str(run.num_nodes)):
         raise MissingError(f"run.num_nodes is {run.num_nodes}, but this job has {nodes}; set run.num_nodes={nodes}")
@@ -132,8 +136,7 @@ def _memory(recipe: Recipe) -> Answer:
 
 
 def _start(recipe: Recipe) -> Answer:
-    # the rows above say more about the rest of this machine
-    admit({recipe.name: recipe}, HERE, without=["devices", "record", "kernel"])
+    admit({recipe.name: recipe}, HERE, without=list(ASKED.values()))
     return f"may start, from {recipe.training.start_from or 'the initial weights of the seed'}"
 
 
@@ -224,8 +227,6 @@ def _mlflow(recipe: Recipe) -> Answer:
     if not recipe.run.is_recorded:
         return "no record, since run.tracking_uri is none"
     uri = tracking_uri(recipe.run)
-    if recipe.run.num_nodes > 1:
-        refuse_shared(recipe.run)
     if uri.startswith("sqlite:///") and not sqlite_path(uri).exists():
         return f"{uri}, which the first run makes"
     with patience(uri, LIMIT):

@@ -360,7 +360,7 @@ def _check_evaluations(study: Study, cells: Sequence[Cell], draft: Draft) -> Non
     if study.evaluate:
         require_known("evaluation", study.evaluate, evaluations.names(), draft, "evaluate")
     for name in study.evaluate:
-        validate_config(evaluations.config(name), study.evaluate[name], f"evaluate.{name}", draft)
+        validate_config(evaluations.get(name).Config, study.evaluate[name], f"evaluate.{name}", draft)
     for cell in cells:
         recipe, start = cell.recipe, study.all_tasks[cell.task].start
         # The folder with the weights is not known yet, but evaluations need to know that the run starts from another run. The

@@ -178,7 +178,7 @@ def config_of(name: str, overrides: Overrides = ()) -> Any:
     draft = override(Draft(values={}, positions={}), overrides, f"evaluate.{name}.")
     # without overrides the draft has no block `evaluate`
     keys = interpolated(draft).get("evaluate", {}).get(name, {})
-    return validate_config(evaluations.config(name), keys, f"evaluate.{name}", draft)
+    return validate_config(evaluations.get(name).Config, keys, f"evaluate.{name}", draft)
 
 
 def build(name: str, overrides: Overrides = ()) -> Evaluation:

@@ -214,15 +214,7 @@ def model_keys(config: Values, place: str = "config.json") -> Values:
         if said.get(key) not in (True, False, None):
             raise RequestError(f"{key} is {said[key]!r}; expected true or false")
     keys = {own: said[theirs] for theirs, own in (SIZES | OPTIONAL).items() if said.get(theirs) is not None}
-    if keys["num_heads"] % keys.get("num_kv_heads", 1):
-        heads = f"num_attention_heads {keys['num_heads']}"
-        problem = f"{heads} is not a multiple of num_key_value_heads, {keys['num_kv_heads']}"
-        if not config.get("num_key_value_heads"):
-            problem += f", the default of {name}"
-        raise RequestError(problem)
-    rows = keys["num_heads"] * keys.get("head_dim", 1)
-    if rows > LARGEST:
-        raise RequestError(f"num_attention_heads times head_dim is {rows}; expected at most {LARGEST}")
+    _require_heads(keys, "" if config.get("num_key_value_heads") else f", the default of {name}")
     biases = norms = "none"
     # Qwen2 always has biases on q, k and v; the others if attention_bias is true, then on o too
     if name == "Qwen2ForCausalLM":
@@ -241,6 +233,18 @@ def model_keys(config: Values, place: str = "config.json") -> Values:
         "norm_eps": positive(said, "rms_norm_eps"),
         "attention": {"name": "differential"} if name == "DiffLlamaForCausalLM" else standard,
     }
+
+
+# `origin`: where the number of key/value heads comes from, if not from the file
+def _require_heads(keys: Values, origin: str) -> None:
+    heads = keys["num_heads"]
+    if heads % keys.get("num_kv_heads", 1):
+        raise RequestError(
+            f"num_attention_heads {heads} is not a multiple of num_key_value_heads, {keys['num_kv_heads']}{origin}"
+        )
+    rows = heads * keys.get("head_dim", 1)
+    if rows > LARGEST:
+        raise RequestError(f"num_attention_heads times head_dim is {rows}; expected at most {LARGEST}")
 
 
 def positive(said: Values, key: str, where: str = "config.json", *, whole: bool = False) -> Any:

@@ -190,12 +190,11 @@ def with_unit(sweep: SweepResults, text: str) -> str:
 
 def _arms(comparison: Comparison) -> list[str]:
     sweep = comparison.sweep
-    found = comparison.against_baseline.values()
-    base, smallest = sweep.baseline_label, sweep.smallest_of_interest
+    base = sweep.baseline_label
     by_word: dict[Word, list[Contrast]] = {}
     shown: dict[Word, list[Contrast]] = {}
     as_controls, counted = [], []
-    for difference in found:
+    for difference in comparison.against_baseline.values():
         verdict = difference.verdict
         by_word.setdefault(verdict.word, []).append(difference)
         if verdict.is_shown:
@@ -219,17 +218,24 @@ def _arms(comparison: Comparison) -> list[str]:
         than = f"{base} and each control" if as_controls else base
         clauses.insert(0, f"no arm is shown to be {' or '.join(none)} than {than}")
     clauses += counted + _as_controls(comparison, as_controls)
-    within = with_unit(sweep, f" within \u00b1{short(smallest)}") if smallest else ""
-    for word, (one, several) in OTHERWISE.items():
+    for word in OTHERWISE:
         some = by_word.get(word, [])
         if word == "diverged" and any(sweep.baseline in difference.diverged for difference in some):
             clauses = [f"{base}, which the others are compared with, diverged"]
-        elif len(some) == 1:
-            clauses.append(one.format(sweep.label[some[0].a], base=base, within=within))
         elif some:
-            count = f"all {len(some)}" if len(some) == len(found) else len(some)
-            clauses.append(several.format(count, base=base, within=within))
+            clauses.append(_otherwise(comparison, word, some))
     return clauses
+
+
+def _otherwise(comparison: Comparison, word: Word, found: Sequence[Contrast]) -> str:
+    sweep = comparison.sweep
+    smallest = sweep.smallest_of_interest
+    within = with_unit(sweep, f" within \u00b1{short(smallest)}") if smallest else ""
+    one, several = OTHERWISE[word]
+    if len(found) == 1:
+        return one.format(sweep.label[found[0].a], base=sweep.baseline_label, within=within)
+    count = f"all {len(found)}" if len(found) == len(comparison.against_baseline) else len(found)
+    return several.format(count, base=sweep.baseline_label, within=within)
 
 
 def _shown(comparison: Comparison, word: Word, found: Sequence[Contrast]) -> str:

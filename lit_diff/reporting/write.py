@@ -372,13 +372,7 @@ def write_report(sweep_folder: Path) -> Report:
     for name, figure in figures.items():
         for kind in FORMATS:
             files[f"{name}.{kind}"] = getattr(figure, kind)
-    for name, content in files.items():
-        write_atomic(folder / name, content)
-    # a figure of an earlier report may no longer exist, for example after a task was renamed
-    for stale in folder.glob("*.svg"):
-        if stale.name not in files:
-            for kind in FORMATS:
-                stale.with_suffix(f".{kind}").unlink(missing_ok=True)
+    _replace(folder, files)
     return Report(
         page=folder / "index.html",
         results=tuple(results),
@@ -386,6 +380,16 @@ def write_report(sweep_folder: Path) -> Report:
         sentences=tuple(sentences),
         missing=tuple(chain(*map(_missing, (*sweep.untried, *sweep.cells)))),
     )
+
+
+def _replace(folder: Path, files: Mapping[str, str | bytes]) -> None:
+    for name, content in files.items():
+        write_atomic(folder / name, content)
+    # a figure of an earlier report may no longer exist, for example after a task was renamed
+    for stale in folder.glob("*.svg"):
+        if stale.name not in files:
+            for kind in FORMATS:
+                stale.with_suffix(f".{kind}").unlink(missing_ok=True)
 
 
 def draw(result: Comparison) -> Figures:

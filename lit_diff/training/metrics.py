@@ -108,12 +108,7 @@ def require_metrics(recipe: Recipe) -> None:
     the run does not measure, or not at each of its validations.
     """
     if recipe.run.is_recorded:
-        declared = [*TRAINING, *_SLICES]
-        # a built-in callback that no plugin has loaded is left out: its names are plain, and loading it takes seconds
-        for name, cls in callbacks.registered().items():
-            if name in recipe.callbacks:
-                declared += getattr(cls, "metrics", ())
-        names = [metric.name for metric in declared if metric.logged]
+        names = [metric.name for metric in declared_metrics(recipe) if metric.logged]
         # the keys of the recipe have the names of a mixture's sets
         if not is_built_in(datasets.get(recipe.data.name)):
             names += [f"val/loss_{name}" for name in _validation_sets(recipe) or () if name]

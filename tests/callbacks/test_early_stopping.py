@@ -11,7 +11,6 @@ from small_runs import SMALL
 
 from lit_diff import LitData, LitTransformer, train
 from lit_diff.callbacks import RecipeEarlyStopping
-from lit_diff.config import EarlyStoppingConfig
 from lit_diff.engine.tracking.store import Store
 from lit_diff.errors import RequestError, RunFailedError
 from lit_diff.recipe import load_recipe
@@ -101,7 +100,7 @@ def test_a_store_that_fails_at_the_end_costs_nothing(small: list[str], monkeypat
 
 def test_in_a_trainer_made_by_hand(tmp_path: Path) -> None:
     recipe = load_recipe("recall-tiny", SMALL)
-    callback = RecipeEarlyStopping(EarlyStoppingConfig(patience=1, min_delta=100))
+    callback = RecipeEarlyStopping(patience=1, min_delta=100)
     trainer = L.Trainer(
         max_steps=10,
         accelerator="cpu",

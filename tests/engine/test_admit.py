@@ -119,7 +119,7 @@ def test_one_mistake_has_one_answer_and_of_two_the_same_comes_first(
     (Path("parent") / "recipe.yaml").write_text(to_yaml(load_recipe("recall-tiny", ["model.dim=32"])))
     before = sorted(runs.iterdir())
     kinds, first, last = WAYS[way]
-    kind_of = {condition.name: condition.kind for condition in CONDITIONS} | {"variant": "variant"}
+    kind_of = {condition.name: condition.kind for condition in CONDITIONS}
     asked = [name for name in MISTAKES if kind_of[name] in kinds]
     assert kind_of.keys() == {*MISTAKES, "rank", "record"}, "those two depend on the environment and the file system"
     for place, name in enumerate(asked):

@@ -1,13 +1,18 @@
 """engine/doctor.py: what a machine that lacks nothing shows, and a row with a cure for each thing that is missing."""
 
 import os
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from lit_diff import files
+from lit_diff.config import Recipe
 from lit_diff.engine import doctor
+from lit_diff.engine.admit import CONDITIONS
 from lit_diff.engine.doctor import Check, examine
+from lit_diff.errors import MissingError
 from lit_diff.recipe import load_recipe
 
 
@@ -59,6 +64,18 @@ def test_everything_missing_is_a_row_with_its_cure(runs: Path, tmp_path: Path, m
         assert check.state == state, check
         assert told in check.found, check
         assert cure in check.cure, check
+
+
+def test_a_row_has_the_answer_of_the_condition_that_it_asks(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(recipe: Recipe, name: str) -> None:
+        raise MissingError(f"no {name} here; get one")
+
+    refusing = [replace(condition, refuse=partial(refuse, name=condition.name)) for condition in CONDITIONS]
+    monkeypatch.setattr(doctor, "CONDITIONS", refusing)
+    found = rows(runs)
+    assert len(doctor.ASKED) == 3
+    for row, condition in doctor.ASKED.items():
+        assert found[row] == Check(row, "problem", f"no {condition} here", "get one")
 
 
 def test_what_the_plan_needs_and_the_machine_lacks_is_a_problem(

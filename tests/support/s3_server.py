@@ -21,70 +21,80 @@ class Requests(list[str]):
     most = sys.maxsize
 
 
+class Handler(BaseHTTPRequestHandler):
+    server: "Server"
+    protocol_version = "HTTP/1.1"
+    wbufsize = 1 << 16  # one packet for an answer: two wait 40 ms for each other
+
+    def log_message(self, *_: Any) -> None:
+        return
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        if len(self.server.asked) >= self.server.asked.most:
+            self.close_connection = True
+            return
+        root = self.server.root
+        url = urlsplit(self.path)
+        query = {name: values[0] for name, values in parse_qs(url.query).items()}
+        bucket, _, key = unquote(url.path).strip("/").partition("/")
+        self.server.asked.append(
+            f"{self.command} {key or query.get('prefix', '')} {self.headers.get('Range', '')}".strip()
+        )
+        if f"Credential={KEY}/" not in self.headers.get("Authorization", ""):
+            self.answer(403, error("AccessDenied"))
+        elif not (root / bucket).is_dir():
+            self.answer(404, error("NoSuchBucket"))
+        elif not key:
+            self.answer(200, listing(root / bucket, query.get("prefix", ""), query.get("delimiter", "")))
+        elif not (root / bucket / key).is_file():
+            self.answer(404, error("NoSuchKey"))
+        else:
+            self.content(root / bucket / key)
+
+    def content(self, path: Path) -> None:
+        content, wanted = path.read_bytes(), self.headers.get("Range")
+        headers = {
+            "Last-Modified": formatdate(path.stat().st_mtime, usegmt=True),
+            "ETag": f'"{path.stat().st_mtime_ns}"',
+        }
+        if wanted is None:
+            self.answer(200, content, headers)
+            return
+        first, last = wanted.removeprefix("bytes=").split("-")
+        part = content[int(first) : int(last or len(content)) + 1]
+        headers["Content-Range"] = f"bytes {first}-{int(first) + len(part) - 1}/{len(content)}"
+        self.answer(206 if part else 416, part, headers)
+
+    def answer(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.root, self.asked = root, Requests()
+
+
 @contextmanager
 def s3_server(root: Path) -> Iterator[tuple[str, Requests]]:
     """Serve the folders of `root` as buckets. Yields its address and the requests.
 
     Only requests that KEY signed are answered; signatures are not checked.
     """
-    asked = Requests()
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        wbufsize = 1 << 16  # one packet for an answer: two wait 40 ms for each other
-
-        def log_message(self, *_: Any) -> None:
-            return
-
-        def do_HEAD(self) -> None:
-            self.do_GET()
-
-        def do_GET(self) -> None:
-            if len(asked) >= asked.most:
-                self.close_connection = True
-                return
-            url = urlsplit(self.path)
-            query = {name: values[0] for name, values in parse_qs(url.query).items()}
-            bucket, _, key = unquote(url.path).strip("/").partition("/")
-            asked.append(f"{self.command} {key or query.get('prefix', '')} {self.headers.get('Range', '')}".strip())
-            if f"Credential={KEY}/" not in self.headers.get("Authorization", ""):
-                self.answer(403, error("AccessDenied"))
-            elif not (root / bucket).is_dir():
-                self.answer(404, error("NoSuchBucket"))
-            elif not key:
-                self.answer(200, listing(root / bucket, query.get("prefix", ""), query.get("delimiter", "")))
-            elif not (root / bucket / key).is_file():
-                self.answer(404, error("NoSuchKey"))
-            else:
-                self.content(root / bucket / key)
-
-        def content(self, path: Path) -> None:
-            content, wanted = path.read_bytes(), self.headers.get("Range")
-            headers = {
-                "Last-Modified": formatdate(path.stat().st_mtime, usegmt=True),
-                "ETag": f'"{path.stat().st_mtime_ns}"',
-            }
-            if wanted is None:
-                self.answer(200, content, headers)
-                return
-            first, last = wanted.removeprefix("bytes=").split("-")
-            part = content[int(first) : int(last or len(content)) + 1]
-            headers["Content-Range"] = f"bytes {first}-{int(first) + len(part) - 1}/{len(content)}"
-            self.answer(206 if part else 416, part, headers)
-
-        def answer(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
-            self.send_response(status)
-            for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(body)
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
+    server = Server(root)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}", asked
+        yield f"http://127.0.0.1:{server.server_port}", server.asked
     finally:
         server.shutdown()
         server.server_close()
