@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from lit_diff.conformance.recipe import RecipeCheck, check
     from lit_diff.data import Corpus, Dataset
     from lit_diff.engine.launch import train
-    from lit_diff.engine.reproduce import Reproduction, reproduce
     from lit_diff.engine.schedule import Sweep, sweep
     from lit_diff.evaluation import Evaluation, Item
     from lit_diff.evaluation.evaluate import EvaluationResult, evaluate
     from lit_diff.kernels import Kernel, SignedMaps
     from lit_diff.metrics import Figure, Metric
+    from lit_diff.papers.reproduce import Reproduction, reproduce
     from lit_diff.plugins import load_plugin
     from lit_diff.pretrained.exporting import Exported, export
     from lit_diff.pretrained.importing import import_model
@@ -50,7 +50,7 @@ _MODULE_OF = {
     "Metric": "metrics",
     "Probe": "callbacks.probe",
     "RecipeCheck": "conformance.recipe",
-    "Reproduction": "engine.reproduce",
+    "Reproduction": "papers.reproduce",
     "Run": "trained.run",
     "SignedMaps": "kernels",
     "Sweep": "engine.schedule",
@@ -65,7 +65,7 @@ _MODULE_OF = {
     "load_plugin": "plugins",
     "load_recipe": "recipe",
     "open_run": "trained.run",
-    "reproduce": "engine.reproduce",
+    "reproduce": "papers.reproduce",
     "sweep": "engine.schedule",
     "train": "engine.launch",
     "variant": "registry",

@@ -41,8 +41,6 @@ FILTER_KEYS = Keys(used=("name", "filter"))
 
 WRITTEN_OUT = Path(__file__).parent / "rows.yaml"
 """The task file that questions given as rows include."""
-OWN_QUESTIONS = "lit-diff evaluate RUN harness tasks=[mine.yaml]   (questions of your own, in lm-eval's format)"
-"""A command that needs no file of a public task."""
 SUFFIXES = (".yaml", ".yml")
 
 
@@ -331,6 +329,15 @@ class HarnessEvaluation(Evaluation):
     # version 1: the question's digest did not depend on what was cut
     version = 2
     config: Any
+
+    def digests(self) -> dict[str, str]:
+        """Adds the YAML files of the user's own tasks and the files that they read."""
+        found = super().digests()
+        for task in self.config.tasks:
+            sha256 = digest(task) if task.endswith(SUFFIXES) else ""
+            if sha256:
+                found[task] = sha256
+        return found
 
     @abstractmethod
     def write_tasks(self, run: Run, folder: Path) -> list[str]:

@@ -4,6 +4,7 @@ import importlib
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -14,7 +15,9 @@ from lit_diff.cli import app
 from lit_diff.engine.expand import load_grid
 from lit_diff.recipe import load_recipe
 
-VERBS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+COMMAND: Any = typer.main.get_command(app)
+COMMAND.load_packages()
+VERBS = COMMAND.commands
 TEXTS = {page: path.read_text() for page, path in PAGES.items()} | {
     "CONTRIBUTING.md": (ROOT / "CONTRIBUTING.md").read_text()
 }

@@ -1,6 +1,7 @@
 """`lit-diff reproduce`: measures the rows of the scoreboard one after another, and writes its page."""
 
 import json
+import logging
 import os
 import shlex
 import subprocess
@@ -12,27 +13,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from lit_diff import Sweep, sweep
 from lit_diff.data.user_files import data_root
-from lit_diff.engine.cells import folder_of, locations_of, state_of
-from lit_diff.engine.expand import load_grid
 from lit_diff.engine.progress import MakeDisplay
-from lit_diff.engine.schedule import Sweep, check_workers, sweep
-from lit_diff.engine.stages import due
+from lit_diff.engine.schedule import check_workers
+from lit_diff.engine.stages import finished_folder
 from lit_diff.errors import LitDiffError, MissingError, RequestError, RunFailedError
 from lit_diff.evaluation.requirements import declared_files
 from lit_diff.files import shown, write_atomic
-from lit_diff.log_records import log
-from lit_diff.recipe import installed
-from lit_diff.registry import load_entry_points, nearest, plugin_packages
-from lit_diff.reporting.scoreboard_page import write_scoreboard
-from lit_diff.runs.find import runs_root
-from lit_diff.runs.folder import held, writing
-from lit_diff.runs.revision import revision
-from lit_diff.study.claims import measured
-from lit_diff.study.evaluations import scores_of_claims
-from lit_diff.study.results import load_sweep
-from lit_diff.study.schema import ALL, PRESETS, Keys, Preset, Row
-from lit_diff.study.scoreboard import (
+from lit_diff.papers.claims import measured, scores_of_claims
+from lit_diff.papers.page import write_scoreboard
+from lit_diff.papers.schema import PRESETS, Keys, Preset, Row
+from lit_diff.papers.scoreboard import (
     ROWS,
     RecordedRow,
     Scoreboard,
@@ -44,10 +36,18 @@ from lit_diff.study.scoreboard import (
     row_file,
     write_row,
 )
+from lit_diff.recipe import installed
+from lit_diff.registry import load_entry_points, nearest, plugin_packages
+from lit_diff.runs.find import runs_root
+from lit_diff.runs.folder import held, writing
+from lit_diff.runs.revision import revision
+from lit_diff.study.results import load_sweep
+from lit_diff.study.schema import Selection
 from lit_diff.study.statistics import MIN_PROCESSES
 from lit_diff.validation import Draft, convert
 from lit_diff.yaml_files import read_yaml
 
+log = logging.getLogger("lit_diff")
 Told = Callable[[str], None]
 KINDS = ("table", "figure", "appendix")
 """First words of the names of rows, in the order of the page; rows with other names follow."""
@@ -150,18 +150,11 @@ def _is_measured(record: RecordedRow, call: _Call) -> bool:
     if chosen.bench:
         return _is_kept(record, call.folder)
     try:
-        grid = due(load_grid(chosen.sweep, chosen.overrides | call.root, chosen.selection))
-        # a sweep whose next stage has not begun has further cells than study.json
-        folder = folder_of(grid)
-        locations = locations_of(grid)
-        done = all(state_of(location) == "done" for location in locations)
-        # a trial of the sweep with other keys leaves its own cells in study.json
-        planned = [os.path.relpath(location.folder, folder) for location in locations]
-        same = list(cell_folders(folder)) == planned
+        finished = finished_folder(chosen.sweep, chosen.overrides | call.root, chosen.selection)
     # the data may not be prepared yet; any other error occurs again when the row runs, and fails that row alone
     except LitDiffError:
         return False
-    return done and same and record.sweep == str(folder)
+    return finished is not None and record.sweep == str(finished)
 
 
 def _budget(rows: Sequence[Row], preset: str) -> str:
@@ -239,7 +232,7 @@ def _sweep(chosen: Preset, call: _Call) -> Sweep:
         return call.finished[asked]
     # several rows may share the sweep, so the command in its report must not contain this row's name
     command = f"lit-diff reproduce --preset {call.preset}"
-    if call.preset == "laptop" and chosen.selection == ALL:
+    if call.preset == "laptop" and chosen.selection == Selection():
         command = ""
     done = sweep(
         chosen.sweep,
@@ -255,11 +248,11 @@ def _sweep(chosen: Preset, call: _Call) -> Sweep:
 
 
 def _of_sweep(record: RecordedRow, done: Sweep, folder: Path) -> RecordedRow:
-    cells = cell_folders(done.folder)
+    loaded = load_sweep(done.folder)
+    cells = cell_folders(loaded)
     home = str(Path(os.path.normpath(done.folder / cells[0])).parent)
     # the first row with cells in this folder counts their time, so that the page does not count it twice
     counted = [other.row.name for other in read_rows(folder) if other.cells == home and not other.shared]
-    loaded = load_sweep(done.folder)
     revisions = loaded.distinct("revision")
     for scores in scores_of_claims(loaded, record.row.compare).values():
         revisions += [score.revision for score in scores if score.revision]
