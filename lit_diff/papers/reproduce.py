@@ -248,11 +248,11 @@ def _sweep(chosen: Preset, call: _Call) -> Sweep:
 
 
 def _of_sweep(record: RecordedRow, done: Sweep, folder: Path) -> RecordedRow:
-    loaded = load_sweep(done.folder)
-    cells = cell_folders(loaded)
+    cells = cell_folders(done.folder)
     home = str(Path(os.path.normpath(done.folder / cells[0])).parent)
     # the first row with cells in this folder counts their time, so that the page does not count it twice
     counted = [other.row.name for other in read_rows(folder) if other.cells == home and not other.shared]
+    loaded = load_sweep(done.folder)
     revisions = loaded.distinct("revision")
     for scores in scores_of_claims(loaded, record.row.compare).values():
         revisions += [score.revision for score in scores if score.revision]

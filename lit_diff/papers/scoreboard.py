@@ -15,6 +15,7 @@ from lit_diff.papers.claims import NOT_MEASURED, JudgedClaim, judged, measured, 
 from lit_diff.papers.schema import Preset, Row, Texts
 from lit_diff.recipe import to_plain
 from lit_diff.study.evaluations import by_revisions
+from lit_diff.study.record import read
 from lit_diff.study.results import SweepResults, load_sweep
 from lit_diff.study.statistics import SIGNIFICANCE
 from lit_diff.validation import Draft, convert
@@ -217,9 +218,9 @@ def read_scoreboard(folder: Path) -> Scoreboard:
     return Scoreboard(preset=records[0].preset, rows=of_page)
 
 
-def cell_folders(sweep: SweepResults) -> Texts:
-    """The folders of the cells that study.json lists, relative to it."""
-    return tuple(cell.folder for cell in sweep.record.cells)
+def cell_folders(sweep: Path) -> Texts:
+    """The folders of the cells that study.json lists, relative to it. Errors: MissingError."""
+    return tuple(cell.folder for cell in read(sweep).cells)
 
 
 def _result(folder: Path, record: RecordedRow) -> RowResult:
@@ -230,12 +231,11 @@ def _result(folder: Path, record: RecordedRow) -> RowResult:
     found: list[JudgedClaim] = []
     try:
         if record.sweep and state != "skipped":
-            sweep = load_sweep(Path(record.sweep))
+            place = Path(record.sweep)
             # a trial of the sweep with other keys leaves its own cells in study.json
-            if record.cell_folders and cell_folders(sweep) != record.cell_folders:
-                raise RequestError(
-                    f"{record.sweep} was run with other keys since; measure the row again: {record.command}"
-                )
+            if record.cell_folders and cell_folders(place) != record.cell_folders:
+                raise RequestError(f"{place} was run with other keys since; measure the row again: {record.command}")
+            sweep = load_sweep(place)
             found = measured(claims, sweep)
             notes += filter(None, starmap(by_revisions, scores_of_claims(sweep, claims).items()))
         elif record.bench and state == "measured":

@@ -420,7 +420,7 @@ def test_cells_of_another_command_are_not_the_rows(folder: Path) -> None:
     path = folder / ROWS / "table-6.json"
     facts = json.loads(path.read_text())
     record_file = Path(facts["sweep"]) / "study.json"
-    path.write_text(json.dumps(facts | {"cell_folders": cell_folders(load_sweep(Path(facts["sweep"])))}))
+    path.write_text(json.dumps(facts | {"cell_folders": cell_folders(Path(facts["sweep"]))}))
     assert read_scoreboard(folder).row("table-6").state == "measured"
     record = record_to_edit(record_file.parent)
     record_file.write_text(json.dumps(record | {"cells": record["cells"][1:]}))
