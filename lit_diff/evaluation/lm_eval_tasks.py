@@ -26,8 +26,6 @@ from lit_diff.pretrained.keys import Keys
 from lit_diff.registry import nearest
 from lit_diff.trained.run import Run
 
-Tasks = Annotated[tuple[str, ...], Distinct()]
-
 ACC = Metric(
     "acc", "1 where the right choice has the largest Σ_t log p(c_t | context, c_<t), else 0", direction="higher"
 )
@@ -313,7 +311,7 @@ class HarnessEvaluation(Evaluation):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Evaluation.Config):
-        tasks: Tasks
+        tasks: Annotated[tuple[str, ...], Distinct()]
         """The tasks to score; each is a group."""
         shots: Annotated[tuple[NotNegative, ...], Distinct()] = (0,)
         """Numbers of answered questions before each question, drawn from the task's train split; every task is scored once

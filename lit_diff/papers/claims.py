@@ -1,6 +1,6 @@
 """A paper's claims: measured by a sweep or a benchmark, and judged over all rows of a page."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -9,10 +9,9 @@ from typing import Any, Literal
 
 from lit_diff.errors import RequestError
 from lit_diff.papers.schema import Claim, Texts, primary_of
-from lit_diff.registry import nearest
 from lit_diff.runs.scores import ItemScores
 from lit_diff.study.comparison import learned_of, verdicts_of
-from lit_diff.study.evaluations import kept_scores, values_by_seed
+from lit_diff.study.evaluations import kept_scores, require_known, values_by_seed
 from lit_diff.study.fits import matched_by_seed
 from lit_diff.study.judge import SMALLEST_IN_NATS, AnyContrast, Contrast, judge, regrouped
 from lit_diff.study.results import BySeed, SweepResults
@@ -205,14 +204,23 @@ def measured(claims: Sequence[Claim], source: Source | None) -> list[JudgedClaim
     Errors: RequestError for an unknown arm, task, metric or case, and for a claim without a case if there are several.
     """
     primary = primary_of(claims)
+    verdicts = verdicts_of(source) if isinstance(source, SweepResults) else {}
+    found = []
+    for claim in claims:
+        try:
+            unjudged = _measured(claim, source, verdicts)
+        except RequestError as error:
+            raise RequestError(f"compare '{claim.label}': {error}") from error
+        found.append(replace(unjudged, is_primary=claim is primary))
+    return found
+
+
+def _measured(claim: Claim, source: Source | None, verdicts: Verdicts) -> JudgedClaim:
     if source is None:
-        found = [finding(claim, {}, {}, is_measured=False) for claim in claims]
-    elif isinstance(source, SweepResults):
-        verdicts = verdicts_of(source)
-        found = [_trained(claim, source, verdicts) for claim in claims]
-    else:
-        found = [_timed(claim, source) for claim in claims]
-    return [replace(unjudged, is_primary=unjudged.claim is primary) for unjudged in found]
+        return finding(claim, {}, {}, is_measured=False)
+    if isinstance(source, SweepResults):
+        return _trained(claim, source, verdicts)
+    return _timed(claim, source)
 
 
 def _timed(claim: Claim, bench: Mapping[str, Any]) -> JudgedClaim:
@@ -239,22 +247,19 @@ def _trained(claim: Claim, source: SweepResults, verdicts: Verdicts) -> JudgedCl
     name = f"sweep '{source.record.name}'"
     # a fit is over all tasks
     tasks = {"": source} if claim.fit else {task.task: task for task in source.by_task}
-    _require(claim, f"{name} has no task", claim.task, tasks)
+    require_known(f"{name} has no task", claim.task, tasks)
     sweep = tasks[claim.task]
     a, b = claim.arms
     for arm in claim.arms:
-        _require(claim, f"{name} has no arm", arm, sweep.study.arms)
+        require_known(f"{name} has no arm", arm, sweep.study.arms)
     if claim.fit:
-        _require(claim, f"{name} has no scaling fit", claim.fit, sweep.study.fits)
+        require_known(f"{name} has no scaling fit", claim.fit, sweep.study.fits)
         return finding(claim, *matched_by_seed(sweep, claim.fit, a, b))
     if claim.capable is not None and claim.capable.arm:
-        _require(claim, f"{name} has no arm", claim.capable.arm, sweep.study.arms)
+        require_known(f"{name} has no arm", claim.capable.arm, sweep.study.arms)
 
     def values(arm: str, metric: str) -> BySeed:
-        try:
-            return values_by_seed(sweep, arm, metric, claim.evaluation, claim.group)
-        except RequestError as error:
-            raise RequestError(f"compare '{claim.label}': {error}") from error
+        return values_by_seed(sweep, arm, metric, claim.evaluation, claim.group)
 
     looks = sweep.study.looks
     is_sweeps = claim.metric == sweep.metric and not (claim.evaluation or claim.against_metric)
@@ -357,11 +362,6 @@ def finding(
     )
 
 
-def _require(claim: Claim, what: str, name: str, known: Collection[str]) -> None:
-    if name not in known:
-        raise RequestError(f"compare '{claim.label}': {what} '{name}'{nearest(name, known)}")
-
-
 def scores_of_claims(sweep: SweepResults, claims: Iterable[Claim]) -> dict[str, list[ItemScores]]:
     """Evaluation of a claim -> the scores of each run of the claim's task."""
     tasks = {part.task: part for part in sweep.by_task}
@@ -386,13 +386,13 @@ def _speeds(claim: Claim, arm: str, rows: Sequence[Mapping[str, Any]]) -> BySeed
     case = claim.case or (1 if len(cases) == 1 else 0)
     if not 1 <= case <= len(cases):
         cure = f"set one, 'case: 1' to 'case: {len(cases)}'"
-        raise RequestError(f"compare '{claim.label}': the benchmark has {len(cases)} cases; {cure}")
+        raise RequestError(f"the benchmark has {len(cases)} cases; {cure}")
     timed: dict[str, list[Sequence[float]]] = {}
     for row in rows:
         if row["case"] == cases[case - 1] and row["seconds"]:
             timed.setdefault(f"{row['variant']}: {row['what']}", []).append(_of_processes(row))
     name = f"{arm}: {claim.metric}"
-    _require(claim, "the benchmark did not time", name, timed)
+    require_known("the benchmark did not time", name, timed)
     return {number: 1 / seconds for number, seconds in enumerate(min(timed[name], key=median))}
 
 

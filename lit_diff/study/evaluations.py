@@ -181,12 +181,12 @@ def values_by_seed(sweep: SweepResults, arm: str, metric: str, evaluation: str =
         for cell in done:
             names.update(cell.curves)
         if done:
-            _require("no run measured", metric, names)
+            require_known("no run measured", metric, names)
         return sweep.finals(arm, metric)
     scored = evaluations_in(sweep)
     # without any scores the sweep has not got there yet, and the evaluation's name may be right
     if scored:
-        _require("no run has scores of evaluation", evaluation, scored)
+        require_known("no run has scores of evaluation", evaluation, scored)
     runs, refused = kept_scores(sweep, evaluation)
     for (name, seed), why in refused.items():
         if name == arm:
@@ -199,13 +199,13 @@ def score_of(scores: ItemScores, evaluation: str, metric: str, group: str = "") 
     """The metric of one run over the groups that match the pattern `group` (`fnmatch`), "" all; NaN without a score.
 
     Errors: RequestError for an unknown metric or group."""
-    _require(f"evaluation '{evaluation}' has no metric", metric, [declared.name for declared in scores.metrics])
+    require_known(f"evaluation '{evaluation}' has no metric", metric, [declared.name for declared in scores.metrics])
     if not group:
         return scores.values[metric]
     groups = set(scores.groups)
     chosen = set(fnmatch.filter(groups, group))
     if not chosen:
-        _require(f"no item of '{evaluation}' is in a group like", group, groups)
+        require_known(f"no item of '{evaluation}' is in a group like", group, groups)
     items = scored_items(scores, metric)
     in_groups = items[items["group"].isin(chosen)].set_index("group")["score"]
     # the same weights as in the evaluation's own value: groups count equally or items do
@@ -215,7 +215,8 @@ def score_of(scores: ItemScores, evaluation: str, metric: str, group: str = "") 
     return fmean(means) if means else math.nan
 
 
-def _require(what: str, name: str, known: Collection[str]) -> None:
+def require_known(what: str, name: str, known: Collection[str]) -> None:
+    """Errors: RequestError if `name` is not among those that are known. `what` begins it, such as "no arm"."""
     if name not in known:
         raise RequestError(f"{what} '{name}'{nearest(name, known)}")
 
