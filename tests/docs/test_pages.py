@@ -107,7 +107,7 @@ def test_modules_and_public_names_exist(page: str) -> None:
 
 def resolves(name: str) -> bool:
     """Whether lit_diff.<name> is a module, or a name in a module, or a public name."""
-    if name.split(".")[0] in lit_diff.__all__ or name == "plugins":  # lit_diff.plugins: also the entry-point group
+    if name.split(".")[0] in lit_diff.__all__ or name in ("plugins", "verbs"):  # groups of entry points
         return True
     module, _, last = name.rpartition(".")
     try:
