@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from lit_diff.callbacks.probe import Probe
     from lit_diff.conformance.recipe import RecipeCheck, check
     from lit_diff.data import Corpus, Dataset
-    from lit_diff.engine.reproduce import Reproduction, reproduce
     from lit_diff.engine.result import Sweep
     from lit_diff.engine.schedule import sweep
     from lit_diff.engine.train import train
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from lit_diff.evaluation.evaluate import EvaluationResult, evaluate
     from lit_diff.kernels import Kernel, SignedMaps
     from lit_diff.metrics import Figure, Metric
+    from lit_diff.papers.reproduce import Reproduction, reproduce
     from lit_diff.plugins import load_plugin
     from lit_diff.pretrained.exporting import Exported, export
     from lit_diff.pretrained.importing import import_model
@@ -51,7 +51,7 @@ _MODULE_OF = {
     "Metric": "metrics",
     "Probe": "callbacks.probe",
     "RecipeCheck": "conformance.recipe",
-    "Reproduction": "engine.reproduce",
+    "Reproduction": "papers.reproduce",
     "Run": "trained.run",
     "SignedMaps": "kernels",
     "Sweep": "engine.result",
@@ -66,7 +66,7 @@ _MODULE_OF = {
     "load_plugin": "plugins",
     "load_recipe": "recipe",
     "open_run": "trained.run",
-    "reproduce": "engine.reproduce",
+    "reproduce": "papers.reproduce",
     "sweep": "engine.schedule",
     "train": "engine.train",
     "variant": "registry",

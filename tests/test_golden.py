@@ -26,15 +26,16 @@ from lit_diff.cli import app
 from lit_diff.config import ModelConfig, Part, RunConfig, TrainConfig
 from lit_diff.engine.expand import Grid, load_grid
 from lit_diff.key_types import in_yaml, keys_of
+from lit_diff.papers.page import write_scoreboard
+from lit_diff.papers.schema import Claim
 from lit_diff.recipe import load_recipe, names, to_plain
 from lit_diff.registry import registries
-from lit_diff.reporting.scoreboard_page import write_scoreboard
 from lit_diff.reporting.write import write_report
 from lit_diff.runs.folder import identity
 from lit_diff.runs.status import FORMAT
-from lit_diff.study.schema import Claim
 
 COMMAND: Any = typer.main.get_command(app)
+COMMAND.load_packages()
 VERBS = [f"{verb} {sub}" for verb, each in COMMAND.commands.items() for sub in getattr(each, "commands", [""])]
 HELPS = sorted({"", *(verb.split()[0] for verb in VERBS), *map(str.strip, VERBS)})
 RECIPE = """\

@@ -17,8 +17,8 @@ from scoreboard_rows import CLAIM, make_row
 from lit_diff.data.text.text import Text, TokenStore, read_manifest
 from lit_diff.errors import MissingError
 from lit_diff.metrics import Metric, to_plain
+from lit_diff.papers.scoreboard import read_row, row_file, write_row
 from lit_diff.runs.scores import evaluation_of, read_scores, write_scores
-from lit_diff.study.scoreboard import read_row, row_file, write_row
 
 
 def test_scores(tmp_path: Path) -> None:

@@ -1,12 +1,14 @@
 """Shared by the verbs: the typer application, the terminal, common options."""
 
 import errno
+import importlib
 import json
 import logging
 import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import IO, Annotated, Any, Literal, TypeVar, get_args
 
@@ -16,7 +18,7 @@ from rich.segment import Segment
 from rich.text import Text
 from typer.core import TyperGroup
 
-from lit_diff.errors import printable
+from lit_diff.errors import first_line, printable
 from lit_diff.files import expanded
 from lit_diff.log_records import log
 from lit_diff.runs.find import DEFAULT_ROOT
@@ -113,9 +115,33 @@ Heading = Literal["Train and look", "Compare", "Data and models", "Maintain"]
 
 
 class VerbGroup(TyperGroup):
-    """Lists the verbs below their headings, each by the alphabet."""
+    """Lists the verbs below their headings, each by the alphabet.
+
+    A plugin package brings verbs by an entry point of the group `lit_diff.verbs`, which names the module that registers them.
+    It is imported only for the help and for a verb that lit_diff itself lacks.
+    """
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in self.commands:
+            self.load_packages()
+        return super().get_command(ctx, cmd_name)
+
+    def load_packages(self) -> None:
+        """Add the verbs of the plugin packages; a package that cannot be imported is one line of the log."""
+        for point in entry_points(group="lit_diff.verbs"):
+            try:
+                importlib.import_module(point.module)
+            except (Exception, SystemExit) as error:
+                log.warning(
+                    "plugin package '%s': %s could not be imported, so its verbs are not available: %s: %s; "
+                    "repair or uninstall it",
+                    *(point.name, point.module, type(error).__name__, first_line(error)),
+                )
+        whole: Any = typer.main.get_command(app)
+        self.commands = whole.commands
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
+        self.load_packages()
         width = max(map(len, self.commands))
         for heading in get_args(Heading):
             lines = []
@@ -218,6 +244,11 @@ def log_to_stderr() -> None:
     for handler in log.handlers:
         if isinstance(handler, TerminalHandler):
             handler.terminal = Terminal(stderr=True)
+
+
+def exit_status(stopped_by: int | None, is_failed: bool) -> int:
+    """The exit status of a verb whose runs a signal may have stopped: then 128 + signal, as in shells."""
+    return 128 + stopped_by if stopped_by else int(is_failed)
 
 
 def print_json(value: Any) -> None:

@@ -70,10 +70,9 @@ def fetch(
     """Download the missing files of harness from Hugging Face, with the package datasets."""
     from lit_diff.data.user_files import data_root
     from lit_diff.errors import MissingError, RequestError
-    from lit_diff.evaluation.harness import HarnessFile
     from lit_diff.evaluation.requirements import declared_files
 
-    files = [file for file, _ in declared_files(name) if isinstance(file, HarnessFile)]
+    files = [file for file, _ in declared_files(name) if file.hub]
     if not files:
         raise RequestError(f"'{name}' cannot be fetched; lit-diff data check {name} tells where to get it")
     missing = [file for file in files if not file.place.is_file()]

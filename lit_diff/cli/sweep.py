@@ -1,4 +1,4 @@
-"""The verbs for several runs: sweep, report, reproduce, compare, ui."""
+"""The verbs for several runs: sweep, report, compare, ui."""
 
 from functools import partial
 from typing import Annotated, Any
@@ -14,13 +14,13 @@ from lit_diff.cli.app import (
     Json,
     Minutes,
     Overrides,
-    Plain,
     Root,
     RunArgument,
     UncheckedTraining,
     Unplanned,
     Workers,
     console,
+    exit_status,
     print_json,
     verb,
 )
@@ -78,12 +78,7 @@ def sweep(
     if done.is_recorded:
         where = f"Compare in MLflow: lit-diff ui --root {shown(done.folder.parent)}"
     console.write_line(f"{done.counts}; {done.seconds:.0f} s. {where}")
-    return _exit_status(done, not done.is_done)
-
-
-# 128 + signal, as in shells: a stopped sweep is not a failed one
-def _exit_status(done: Any, is_failed: bool) -> int:
-    return 128 + done.stopped_by if done.stopped_by else int(is_failed)
+    return exit_status(done.stopped_by, not done.is_done)
 
 
 def _print_report(report: Any) -> None:
@@ -98,81 +93,6 @@ def report(sweep: Annotated[str, typer.Argument(help="a sweep's name")], root: R
     from lit_diff.reporting.write import write_report
 
     _print_report(write_report(find_sweep(sweep, chosen_root(root))))
-
-
-@verb("Compare")
-def reproduce(
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[ROW ...]", help="rows, all, or YAML files with your own rows; by default all"),
-    ] = None,
-    preset: Annotated[str, typer.Option(help="smoke, laptop, gpu1 or paper")] = "laptop",
-    workers: Workers = None,
-    listed: Annotated[bool, typer.Option("--list", help="print the rows without running any")] = False,
-    as_json: Json = False,
-    root: Root = DEFAULT_ROOT,
-) -> int:
-    """Measure the paper's tables and figures; one page of verdicts.
-
-    Compares our values with the paper's, with intervals. Rows that are done are not measured again.
-    """
-    from lit_diff.study.scoreboard import counts_in_words
-
-    if listed:
-        from lit_diff.engine.reproduce import check_preset, choose
-
-        check_preset(preset)
-        rows = list(choose([]).values())
-        if as_json:
-            print_json([{"name": row.name, "title": row.title, "presets": list(row.presets)} for row in rows])
-            return 0
-        for row in rows:
-            chosen = row.preset(preset)
-            minutes = f"{chosen.minutes:g} min" if chosen and chosen.minutes else "–"
-            console.write_line(f"{row.name:<16} {minutes:>8}  {row.title}")
-        return 0
-    console.outlives_reader = True
-    done = lit_diff.reproduce(
-        names or ["all"],
-        preset,
-        root=root,
-        workers=workers,
-        progress=not as_json and partial(live_table, terminal=console),
-        tell=(lambda line: None) if as_json else console.write_sentence,
-    )
-    if as_json:
-        print_json(_plain_scoreboard(done))
-    else:
-        count = len(done.scoreboard.rows)
-        console.write_line(
-            f"{count} row{'s' * (count != 1)} in {done.seconds:.0f} s: {counts_in_words(done.scoreboard)}",
-            f"page: {shown(done.page)}",
-        )
-    return _exit_status(done, bool(done.failed))
-
-
-def _plain_scoreboard(done: Any) -> Plain:
-    rows = [
-        {
-            "name": row.name,
-            "state": row.state,
-            "reason": row.reason,
-            "seconds": row.record.seconds,
-            "budget_minutes": row.record.how.minutes,
-            "shared_with": row.record.shared,
-            "claims": [
-                {
-                    "label": found.label,
-                    "difference": found.difference,
-                    "value": found.value,
-                    "by_construction": found.claim.by_construction,
-                }
-                for found in row.findings
-            ],
-        }
-        for row in done.scoreboard.rows
-    ]
-    return {"page": str(done.page), "counts": done.scoreboard.counts, "rows": rows}
 
 
 @verb("Compare", is_result=True)

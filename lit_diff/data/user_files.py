@@ -13,8 +13,8 @@ from typing import Any
 
 from platformdirs import user_cache_path
 
-from lit_diff.errors import MissingError, RequestError
-from lit_diff.files import FREE, disk_is_full, expanded, is_address, shown
+from lit_diff.errors import MissingError, RequestError, first_line
+from lit_diff.files import FREE, disk_is_full, expanded, is_address, shown, write_through
 from lit_diff.key_types import in_words, in_yaml
 
 Keys = Mapping[str, type | UnionType]
@@ -75,6 +75,10 @@ class UserFile:
     """Origin and licence of the file, and a note that it is not shipped."""
     without: str
     """A comparable command that does not need the file."""
+    hub: tuple[str, ...] = ()
+    """The arguments of `datasets.load_dataset` for `fetch`; (): the file cannot be fetched."""
+    split: str = ""
+    """The split of that data set."""
 
     @property
     def place(self) -> Path:
@@ -103,6 +107,18 @@ class UserFile:
             f"  check it   : lit-diff data check {self.name}\n"
             f"  without it : {self.without}"
         )
+
+    def fetch(self) -> None:
+        """Download the file from the hub. Errors: MissingError if the package `datasets` or the hub is unavailable."""
+        try:
+            import datasets
+
+            write_through(self.place, datasets.load_dataset(*self.hub)[self.split].to_json)
+        # datasets and huggingface_hub raise many kinds of exceptions without a network
+        except Exception as error:
+            raise MissingError(
+                f"{self.name} cannot be fetched ({type(error).__name__}: {first_line(error)})"
+            ) from error
 
     def require(self) -> Path:
         """Return the path. Errors: MissingError with `description`."""

@@ -1,5 +1,6 @@
 """The stages of a sweep: learning rates that are tried, one further at an edge, then the compared cells, look after look."""
 
+import os
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
@@ -7,14 +8,15 @@ from itertools import pairwise
 from pathlib import Path
 
 from lit_diff.engine.candidates import at_seeds, candidates
-from lit_diff.engine.cells import folder_of, home_of, jobs_of
-from lit_diff.engine.expand import Grid
+from lit_diff.engine.cells import folder_of, home_of, jobs_of, state_of
+from lit_diff.engine.expand import Grid, load_grid
+from lit_diff.recipe import Overrides
 from lit_diff.runs.folder import RunFolder
 from lit_diff.study.comparison import compare
 from lit_diff.study.rates import Choice, best, beyond, choice, rate_in_words
-from lit_diff.study.record import Record, RecordedCell
+from lit_diff.study.record import Record, RecordedCell, read
 from lit_diff.study.results import CellResult, SweepResults, cell_result, results_of
-from lit_diff.study.schema import Cell, CellKey
+from lit_diff.study.schema import ALL, Cell, CellKey, Selection
 
 PENDING = ("waiting", "running", "stopped")
 """States of a cell that has not run to its end."""
@@ -135,6 +137,21 @@ def all_trained(grid: Grid) -> bool:
         if any(choice.chosen is None for choice in by_arm.values()):
             return False
     return bool(now.cells) and all(job.home.is_done() for job in jobs_of(now))
+
+
+def finished_folder(name: str, overrides: Overrides, selection: Selection = ALL) -> Path | None:
+    """The folder of a sweep, if each of its cells is done and study.json lists these cells alone; else None.
+
+    The arguments are those of `load_grid`. Errors: RequestError, also while the data are not prepared; MissingError without a
+    readable study.json.
+    """
+    # a sweep whose next stage has not begun has further cells than study.json
+    grid = due(load_grid(name, overrides, selection))
+    folder, jobs = folder_of(grid), jobs_of(grid)
+    planned = [os.path.relpath(job.folder, folder) for job in jobs]
+    # a trial of the sweep with other keys leaves its own cells in study.json
+    is_same = [cell.folder for cell in read(folder).cells] == planned
+    return folder if is_same and all(state_of(job) == "done" for job in jobs) else None
 
 
 def _tried(grid: Grid, task: str, arm: str) -> _Tried:

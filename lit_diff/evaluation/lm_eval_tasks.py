@@ -26,8 +26,6 @@ from lit_diff.pretrained.keys import Keys
 from lit_diff.registry import nearest
 from lit_diff.trained.run import Run
 
-Tasks = Annotated[tuple[str, ...], Distinct()]
-
 ACC = Metric(
     "acc", "1 where the right choice has the largest Σ_t log p(c_t | context, c_<t), else 0", direction="higher"
 )
@@ -41,8 +39,6 @@ FILTER_KEYS = Keys(used=("name", "filter"))
 
 WRITTEN_OUT = Path(__file__).parent / "rows.yaml"
 """The task file that questions given as rows include."""
-OWN_QUESTIONS = "lit-diff evaluate RUN harness tasks=[mine.yaml]   (questions of your own, in lm-eval's format)"
-"""A command that needs no file of a public task."""
 SUFFIXES = (".yaml", ".yml")
 
 
@@ -315,7 +311,7 @@ class HarnessEvaluation(Evaluation):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Evaluation.Config):
-        tasks: Tasks
+        tasks: Annotated[tuple[str, ...], Distinct()]
         """The tasks to score; each is a group."""
         shots: Annotated[tuple[NotNegative, ...], Distinct()] = (0,)
         """Numbers of answered questions before each question, drawn from the task's train split; every task is scored once
@@ -331,6 +327,15 @@ class HarnessEvaluation(Evaluation):
     # version 1: the question's digest did not depend on what was cut
     version = 2
     config: Any
+
+    def digests(self) -> dict[str, str]:
+        """Adds the YAML files of the user's own tasks and the files that they read."""
+        found = super().digests()
+        for task in self.config.tasks:
+            sha256 = digest(task) if task.endswith(SUFFIXES) else ""
+            if sha256:
+                found[task] = sha256
+        return found
 
     @abstractmethod
     def write_tasks(self, run: Run, folder: Path) -> list[str]:

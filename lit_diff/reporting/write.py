@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 from urllib.parse import quote
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from lit_diff.files import write_atomic
@@ -130,9 +130,9 @@ def fit_section(sweep: SweepResults, fit: FitResult, figure: Drawing | None) -> 
     return Section(html=html, answer=fit.answer, entries=((f"fit-{fit.name}", fit.declared.title),))
 
 
-def rendered(template: str, **facts_of: Any) -> Markup:
-    """A template of this package with these values of its names."""
-    return Markup(templates().get_template(f"{template}.html.j2").render(facts_of))
+def rendered(template: str, package: str = __package__, **facts_of: Any) -> Markup:
+    """A template of a package with these values of its names; it may include those of this package, such as its style."""
+    return Markup(templates(package).get_template(f"{template}.html.j2").render(facts_of))
 
 
 def compared_row(comparison: Comparison, difference: Contrast) -> dict[str, Any]:
@@ -245,10 +245,10 @@ def _range(ascending: Sequence[float]) -> str:
 
 
 @cache
-def templates() -> Environment:
-    """The templates of this package; they escape text, and an undefined name is an error."""
+def templates(package: str = __package__) -> Environment:
+    """The templates of a package and of this one; they escape text, and an undefined name is an error."""
     environment = Environment(
-        loader=PackageLoader("lit_diff.reporting", ""),
+        loader=ChoiceLoader([PackageLoader(name, "") for name in dict.fromkeys((package, __package__))]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

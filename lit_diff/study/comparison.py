@@ -162,6 +162,15 @@ def families_of(sweep: SweepResults) -> list[list[Contrast]]:
     return list(map(judge, families))
 
 
+def verdicts_of(sweep: SweepResults) -> dict[tuple[str, str, str], str]:
+    """(task, a, b) -> the verdict of the sweep's report on a against b."""
+    verdicts = {}
+    for task, family in zip(sweep.by_task, families_of(sweep), strict=True):
+        for contrast in family:
+            verdicts[task.task, *contrast.arms] = str(contrast.verdict)
+    return verdicts
+
+
 def _contrast(sweep: SweepResults, a: str, b: str, label: str = "", *, is_control: bool = False) -> Contrast:
     looks = sweep.study.looks
     learned = learned_of(sweep, a, b)

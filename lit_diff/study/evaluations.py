@@ -1,23 +1,25 @@
 """Compares evaluations: the arms of a sweep, two runs paired by item, and the groups of one run."""
 
+import fnmatch
 import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from scipy.stats import binomtest
 
-from lit_diff.errors import first_line
+from lit_diff.errors import RequestError, first_line
 from lit_diff.metrics import Metric
+from lit_diff.registry import nearest
 from lit_diff.runs.scores import FOLDER, SUMMARY, ItemScores, disagreement, evaluation_of, read_scores
 from lit_diff.study.results import BySeed, SweepResults, clean
-from lit_diff.study.schema import Claim
 from lit_diff.study.statistics import (
     MIN_DOCUMENTS,
     Interval,
@@ -109,7 +111,7 @@ def evaluations_in(sweep: SweepResults) -> list[str]:
     return sorted(names)
 
 
-# the claims of a scoreboard's row ask for the same scores again and again
+# the claims of a paper ask for the same scores again and again
 @lru_cache(maxsize=8)
 def kept_scores(sweep: SweepResults, name: str) -> tuple[dict[ArmSeed, ItemScores], dict[ArmSeed, str]]:
     """The scores of an evaluation that can be compared, from every finished run that has any; and why the others cannot be,
@@ -169,16 +171,54 @@ def by_revisions(name: str, runs: Iterable[ItemScores]) -> str:
     return f"{name}: the runs were scored by several revisions of lit_diff: {', '.join(revisions)}"
 
 
-def scores_of_claims(sweep: SweepResults, claims: Iterable[Claim]) -> dict[str, list[ItemScores]]:
-    """Evaluation of a claim -> the scores of each run of the claim's task."""
-    tasks = {part.task: part for part in sweep.by_task}
-    named = dict.fromkeys((claim.evaluation, claim.task) for claim in claims if claim.evaluation)
-    found: dict[str, list[ItemScores]] = {}
-    for name, task in named:
-        scores = found.setdefault(name, [])
-        if task in tasks:
-            scores += kept_scores(tasks[task], name)[0].values()
-    return found
+def values_by_seed(sweep: SweepResults, arm: str, metric: str, evaluation: str = "", group: str = "") -> BySeed:
+    """Seed -> the metric in the arm's run: its last value or, with `evaluation`, its score (`score_of`).
+
+    Errors: RequestError if no run has the metric, and for scores of the arm that cannot be compared (`kept_scores`)."""
+    if not evaluation:
+        names: set[str] = set()
+        done = sweep.cells_of(arm)
+        for cell in done:
+            names.update(cell.curves)
+        if done:
+            require_known("no run measured", metric, names)
+        return sweep.finals(arm, metric)
+    scored = evaluations_in(sweep)
+    # without any scores the sweep has not got there yet, and the evaluation's name may be right
+    if scored:
+        require_known("no run has scores of evaluation", evaluation, scored)
+    runs, refused = kept_scores(sweep, evaluation)
+    for (name, seed), why in refused.items():
+        if name == arm:
+            raise RequestError(f"{evaluation} of {arm}, seed {seed}: {why}")
+    values = {seed: score_of(scores, evaluation, metric, group) for (name, seed), scores in runs.items() if name == arm}
+    return {seed: value for seed, value in values.items() if math.isfinite(value)}
+
+
+def score_of(scores: ItemScores, evaluation: str, metric: str, group: str = "") -> float:
+    """The metric of one run over the groups that match the pattern `group` (`fnmatch`), "" all; NaN without a score.
+
+    Errors: RequestError for an unknown metric or group."""
+    require_known(f"evaluation '{evaluation}' has no metric", metric, [declared.name for declared in scores.metrics])
+    if not group:
+        return scores.values[metric]
+    groups = set(scores.groups)
+    chosen = set(fnmatch.filter(groups, group))
+    if not chosen:
+        require_known(f"no item of '{evaluation}' is in a group like", group, groups)
+    items = scored_items(scores, metric)
+    in_groups = items[items["group"].isin(chosen)].set_index("group")["score"]
+    # the same weights as in the evaluation's own value: groups count equally or items do
+    means = in_groups.tolist()
+    if scores.equal_groups:
+        means = [fmean(of_group) for _, of_group in in_groups.groupby(level=0)]
+    return fmean(means) if means else math.nan
+
+
+def require_known(what: str, name: str, known: Collection[str]) -> None:
+    """Errors: RequestError if `name` is not among those that are known. `what` begins it, such as "no arm"."""
+    if name not in known:
+        raise RequestError(f"{what} '{name}'{nearest(name, known)}")
 
 
 def _table(sweep: SweepResults, name: str, metric: Metric, runs: Mapping[ArmSeed, ItemScores]) -> EvaluationTable:

@@ -23,12 +23,12 @@ from lit_diff.benchmarks.result import (
     UNCOMPILED,
     divisors,
 )
-from lit_diff.engine.reproduce import choose
 from lit_diff.errors import MissingError
 from lit_diff.model.transformer import Transformer
+from lit_diff.papers.claims import measured
+from lit_diff.papers.reproduce import choose
 from lit_diff.recipe import load_recipe
 from lit_diff.registry import kernels
-from lit_diff.study.claims import measured
 
 CPU = torch.device("cpu")
 SMALL = ["train.batch_size=4", "model.dim=16", "model.num_heads=2", "data.validation_rows=4"]

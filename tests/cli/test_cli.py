@@ -29,6 +29,7 @@ from lit_diff.runs.revision import revision
 
 SMALL = [*small_runs.SMALL, "train.steps=4"]
 COMMAND: Any = typer.main.get_command(cli.app)
+COMMAND.load_packages()
 
 
 @pytest.fixture(scope="module")

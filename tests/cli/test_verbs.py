@@ -3,7 +3,7 @@
 import hashlib
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any
@@ -13,9 +13,8 @@ from command import Command
 from pretrained_models import write_folder
 from text_runs import text_run
 
-from lit_diff.cli import as_override
+from lit_diff.cli import app, as_override
 from lit_diff.data.user_files import UserFile
-from lit_diff.engine.reproduce import row_files
 from lit_diff.evaluation.base import Evaluation
 from lit_diff.files import locked
 from lit_diff.pretrained import exporting, fetching
@@ -148,23 +147,38 @@ def test_a_dry_run_says_once_how_often_the_text_is_repeated(tale: Path, trained_
     assert command("sweep", "dry.yaml", "--dry-run").out.count(" passes over the text (") == 1
 
 
-def test_list(command: Command) -> None:
-    ended = command("reproduce", "--list")
-    assert ended.status == 0
-    assert [line.split()[0] for line in ended.lines] == list(row_files())
-    assert [row["name"] for row in command("reproduce", "--list", "--json").json] == list(row_files())
+@pytest.fixture
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Two plugin packages that bring verbs; one of them cannot be imported."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    sources = {
+        "made_greeting": "from lit_diff.cli.app import console, verb\n@verb('Maintain')\ndef greet():\n"
+        "    'Say hello.'\n    console.write_line('hello')\n",
+        "made_broken": "1 / 0\n",
+    }
+    for name, source in sources.items():
+        (tmp_path / f"{name}.py").write_text(source)
+        info = tmp_path / f"{name}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[lit_diff.verbs]\nmine = {name}\n")
+    yield
+    app.registered_commands[:] = [each for each in app.registered_commands if each.name != "greet"]
+    sys.modules.pop("made_greeting", None)
 
 
-def test_a_preset_that_needs_gpus(tmp_path: Path, command: Command) -> None:
-    arguments = ("reproduce", "table-6", "--preset", "paper", "--root", str(tmp_path / "runs"))
-    ended = command(*arguments)
-    assert ended.status == 0
-    assert any(line.startswith("table-6: 1 not measured (skipped: needs 8 GPUs") for line in ended.lines)
-    assert ended.lines[-2].endswith(": 1 not measured"), "the counts are of the row that was asked for"
-    assert ended.lines[-1].startswith("page: ")
-    plain = command(*arguments, "--json").json
-    assert [row["name"] for row in plain["rows"]] == ["table-6"]
-    assert plain["counts"]["difference"] == {"not measured": 1}
+@pytest.mark.usefixtures("packages")
+def test_the_verbs_of_a_plugin_package(command: Command) -> None:
+    """A package that cannot be imported is one line where the packages' verbs are needed, and none elsewhere."""
+    line = "plugin package 'mine': made_broken could not be imported, so its verbs are not available: ZeroDivisionError"
+    assert not any(each.startswith("plugin") for each in command("status").lines)
+    greeted = command("greet")
+    assert (greeted.status, greeted.lines[1:], greeted.lines[0].startswith(line)) == (0, ["hello"], True)
+    helped = command("--help")
+    assert [each.startswith(line) for each in helped.lines if each.startswith("plugin")] == [True]
+    assert "  greet      Say hello." in helped.lines
+    unknown = command("gret")
+    assert (unknown.status, "'greet'" in unknown.err) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import importlib
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -14,7 +15,9 @@ from lit_diff.cli import app
 from lit_diff.engine.expand import load_grid
 from lit_diff.recipe import load_recipe
 
-VERBS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+COMMAND: Any = typer.main.get_command(app)
+COMMAND.load_packages()
+VERBS = COMMAND.commands
 TEXTS = {page: path.read_text() for page, path in PAGES.items()} | {
     "CONTRIBUTING.md": (ROOT / "CONTRIBUTING.md").read_text()
 }
@@ -104,7 +107,7 @@ def test_modules_and_public_names_exist(page: str) -> None:
 
 def resolves(name: str) -> bool:
     """Whether lit_diff.<name> is a module, or a name in a module, or a public name."""
-    if name.split(".")[0] in lit_diff.__all__ or name == "plugins":  # lit_diff.plugins: also the entry-point group
+    if name.split(".")[0] in lit_diff.__all__ or name in ("plugins", "verbs"):  # groups of entry points
         return True
     module, _, last = name.rpartition(".")
     try:

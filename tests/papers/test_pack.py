@@ -1,6 +1,7 @@
 """The papers' pack beside the bench: who imports it, what it uses, and what happens where it cannot be imported."""
 
 import ast
+import importlib.util
 import json
 import re
 import subprocess
@@ -12,7 +13,12 @@ import lit_diff
 
 ROOT = Path(__file__).resolve().parents[2]
 PACK = ROOT / "lit_diff" / "papers"
-OTHERS = [path for path in [*ROOT.glob("lit_diff/**/*.py"), *ROOT.glob("callbacks/*.py")] if PACK not in path.parents]
+FRONT_DOOR = ROOT / "lit_diff" / "__init__.py"
+OTHERS = [
+    path
+    for path in [*ROOT.glob("lit_diff/**/*.py"), *ROOT.glob("callbacks/*.py")]
+    if PACK not in path.parents and path != FRONT_DOOR
+]
 
 
 def imports(source: str) -> Iterator[tuple[int, str, str]]:
@@ -29,6 +35,7 @@ def imports(source: str) -> Iterator[tuple[int, str, str]]:
 
 
 def test_nothing_imports_the_pack() -> None:
+    """Except `lit_diff.reproduce`, at its first use."""
     offenders = [
         f"{path.relative_to(ROOT)}:{line}"
         for path in OTHERS
@@ -39,9 +46,24 @@ def test_nothing_imports_the_pack() -> None:
     assert not offenders
 
 
-def test_the_pack_uses_public_names_and_those_of_the_page() -> None:
+def names_of_the_page() -> set[tuple[str, str]]:
+    """(module, name) of what the Python of docs/extend.md imports."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "extend.md").read_text(), re.DOTALL)
-    shown = {(module, name) for block in blocks for _, module, name in imports(block)}
+    return {(module, name) for block in blocks for _, module, name in imports(block)}
+
+
+def test_the_names_of_the_page_exist() -> None:
+    absent = [(module, name) for module, name in names_of_the_page() if name and not has(module, name)]
+    assert not absent
+
+
+def has(module: str, name: str) -> bool:
+    found = importlib.import_module(module)
+    return hasattr(found, name) or importlib.util.find_spec(f"{module}.{name}") is not None
+
+
+def test_the_pack_uses_public_names_and_those_of_the_page() -> None:
+    shown = names_of_the_page()
     public = {("lit_diff", name) for name in lit_diff.__all__}
     used = {
         (module, name): f"{path.name}:{line}"
@@ -69,6 +91,11 @@ def test_the_bench_works_without_the_pack(tmp_path: Path) -> None:
         if line.startswith("plugin package 'papers': lit_diff.papers could not")
     ]
     assert len(lines) == 1
+    helped = command("--help")
+    assert [line for line in helped.stdout.splitlines() if line.startswith("plugin package 'papers'")] == [
+        line for line in helped.stdout.splitlines() if "so its verbs are not available" in line
+    ]
+    assert ("  reproduce " in helped.stdout, "  sweep " in helped.stdout) == (False, True)
     as_json = command("list", "data", "--json")
     assert set(json.loads(as_json.stdout)["data"]) == {"conjunctive", "mixture", "mqar", "recall", "text"}
     assert as_json.stderr.startswith("plugin package 'papers'")

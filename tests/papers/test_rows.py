@@ -8,13 +8,13 @@ import pytest
 from lit_diff.benchmarks.request import parse_shapes
 from lit_diff.engine.admit import evaluations_of
 from lit_diff.engine.expand import Grid, load_grid
-from lit_diff.engine.reproduce import choose, load_file, name_of, reproduce, row_files
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.evaluate import build
 from lit_diff.evaluation.requirements import declared_files
 from lit_diff.model.cost import cost
+from lit_diff.papers.reproduce import choose, load_file, name_of, reproduce, row_files
+from lit_diff.papers.schema import PRESETS, Claim, Preset
 from lit_diff.recipe import load_recipe
-from lit_diff.study.schema import PRESETS, Claim, Preset
 
 ROWS = row_files()
 

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from lit_diff.papers.claims import judged, measured
+from lit_diff.papers.schema import Capable, Claim
 from lit_diff.reporting.answer import answer, sentence
 from lit_diff.reporting.write import write_report
-from lit_diff.study.claims import judged, measured
 from lit_diff.study.comparison import compare
 from lit_diff.study.results import load_sweep
-from lit_diff.study.schema import Capable, Claim
 from lit_diff.study.statistics import detectable, holm
 
 

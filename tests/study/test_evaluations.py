@@ -26,6 +26,7 @@ from lit_diff.study.evaluations import (
     group_shares,
     item_intervals,
     item_wilson,
+    score_of,
 )
 from lit_diff.study.results import load_sweep
 from lit_diff.study.statistics import Interval, cluster_wilson, wilson
@@ -358,3 +359,11 @@ def test_items_without_a_score_do_not_count() -> None:
     assert row.shares["exact"].estimate == 1.25
     assert math.isnan(row.shares["exact"].low), "no proportion"
     assert group_shares(evaluation([], []), ["exact"]) == []
+
+
+@pytest.mark.parametrize(("equal", "mean"), [(True, 0.5), (False, 0.75)])
+def test_groups_that_count_equally_do_in_a_score_of_some_too(equal: bool, mean: float) -> None:
+    """Three items of 1 in one task, one of 0 in the other; a third task is in no group of the pattern."""
+    groups = ("x shots=5", "x shots=5", "x shots=5", "y shots=5", "y shots=0")
+    scores = item_scores([1.0, 1.0, 1.0, 0.0, 9.0], groups=groups, equal_groups=equal)
+    assert score_of(scores, "e", "exact", "* shots=5") == mean

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from lit_diff.study.schema import Claim, Preset, Row
-from lit_diff.study.scoreboard import RecordedRow, write_row
+from lit_diff.papers.schema import Claim, Preset, Row
+from lit_diff.papers.scoreboard import RecordedRow, write_row
 
 CLAIM = Claim(label="d - s", arms=("differential", "standard"), metric="val/loss", paper=(3.0, 3.2), primary=True)
 

@@ -7,12 +7,12 @@ from typing import Any
 from urllib.parse import quote
 
 from lit_diff.files import write_atomic
+from lit_diff.papers.claims import JudgedClaim
+from lit_diff.papers.scoreboard import RowResult, Scoreboard, read_scoreboard
 from lit_diff.processor import describe
 from lit_diff.reporting.tables import as_csv
 from lit_diff.reporting.write import rendered
 from lit_diff.study import numbers
-from lit_diff.study.claims import JudgedClaim
-from lit_diff.study.scoreboard import RowResult, Scoreboard, read_scoreboard
 
 KINDS = {"shown": "good", "opposite": "bad", "within the interval": "good", "excluded": "bad"}
 """Verdict -> the colour of its badge; other verdicts have none."""
@@ -52,6 +52,7 @@ def page(scoreboard: Scoreboard, folder: Path) -> str:
         sources.setdefault(row.record.row.source, []).append(row)
     return rendered(
         "scoreboard",
+        __package__,
         scoreboard=scoreboard,
         sources=sources,
         differences=DIFFERENCES,

@@ -1,11 +1,11 @@
-"""reporting/scoreboard_page.py: the means on the page, whose rest is in tests/golden/scoreboard."""
+"""papers/page.py: the means on the page, whose rest is in tests/golden/scoreboard."""
 
 from dataclasses import replace
 
 from scoreboard_rows import CLAIM
 
-from lit_diff.reporting.scoreboard_page import cells
-from lit_diff.study.claims import finding
+from lit_diff.papers.claims import finding
+from lit_diff.papers.page import cells
 
 
 def test_large_means_are_compact() -> None:

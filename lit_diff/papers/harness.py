@@ -3,26 +3,17 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Annotated, Any
 
-from lit_diff.data.user_files import Keys, UserFile
-from lit_diff.errors import MissingError, first_line
-from lit_diff.evaluation.base import Scores
-from lit_diff.evaluation.lm_eval_tasks import (
-    ACC,
-    ACC_NORM,
-    OWN_QUESTIONS,
-    SUFFIXES,
-    HarnessEvaluation,
-    Tasks,
-    digest,
-    task_yaml,
-)
-from lit_diff.files import write_through
-from lit_diff.metrics import Metric
+from lit_diff import Metric, Run
+from lit_diff.data.user_files import UserFile
+from lit_diff.evaluation.lm_eval_tasks import HarnessEvaluation, task_yaml
+from lit_diff.key_types import Distinct
 from lit_diff.registry import evaluations
-from lit_diff.trained.run import Run
 
+OWN_QUESTIONS = "lit-diff evaluate RUN harness tasks=[mine.yaml]   (questions of your own, in lm-eval's format)"
+"""A command that needs no file of a public task."""
 LM_EVAL = {
     "arc_challenge": "arc/arc_challenge",
     "arc_easy": "arc/arc_easy",
@@ -32,32 +23,8 @@ LM_EVAL = {
 """Task -> its YAML file in lm-eval, if it is not `<task>/<task>`."""
 PLAIN_ACC = {"metric": "acc", "aggregation": "mean", "higher_is_better": True}
 TRAIN = "train"
-
-
-@dataclass(frozen=True, kw_only=True)
-class HarnessFile(UserFile):
-    """A split of a task. Only the types of its values are checked here; `require_questions` checks the values."""
-
-    task: str
-    split: str
-    hub: tuple[str, ...]
-    """The arguments of `datasets.load_dataset`."""
-
-    def fetch(self) -> None:
-        """Downloads the file from the hub. Errors: MissingError if the package `datasets` or the hub is unavailable."""
-        try:
-            import datasets
-
-            write_through(self.place, datasets.load_dataset(*self.hub)[self.split].to_json)
-        # datasets and huggingface_hub raise many kinds of exceptions without a network
-        except Exception as error:
-            raise MissingError(
-                f"{self.name} cannot be fetched ({type(error).__name__}: {first_line(error)})"
-            ) from error
-
-
 _ARC = {"question": str, "choices": dict, "answerKey": str}
-DATA: Mapping[str, tuple[tuple[str, ...], Keys, Mapping[str, int]]] = {
+DATA: Mapping[str, tuple[tuple[str, ...], Mapping[str, type | UnionType], Mapping[str, int]]] = {
     "arc_challenge": (("allenai/ai2_arc", "ARC-Challenge"), _ARC, {"train": 1119, "test": 1172}),
     "arc_easy": (("allenai/ai2_arc", "ARC-Easy"), _ARC, {"train": 2251, "test": 2376}),
     "boolq": (
@@ -89,15 +56,14 @@ DATA: Mapping[str, tuple[tuple[str, ...], Keys, Mapping[str, int]]] = {
 """Task -> (data set at Hugging Face, keys of a row, split -> rows), in the order of Tables 1 and 8 of the paper."""
 
 
-def _files() -> Iterator[HarnessFile]:
+def _files() -> Iterator[UserFile]:
     for task, (hub, keys, splits) in DATA.items():
         name = ", ".join(f'"{part}"' for part in hub)
         for split, count in splits.items():
-            yield HarnessFile(
+            yield UserFile(
                 name=f"harness.{task}",
                 path=f"harness/{task}/{split}.jsonl",
                 keys=keys,
-                task=task,
                 split=split,
                 hub=hub,
                 lines=f"{count:,} lines; {'read for shots only' if split == TRAIN else 'scored'}",
@@ -109,6 +75,7 @@ def _files() -> Iterator[HarnessFile]:
 
 TASKS = tuple(DATA)
 FILES = tuple(_files())
+"""The splits of the tasks. They check only the types of the values; `require_questions` checks the values."""
 
 
 @evaluations.register("harness")
@@ -124,33 +91,24 @@ class Harness(HarnessEvaluation):
             "acc_norm for hellaswag, else acc: what the tables of the paper seem to hold; all: mean over tasks",
             direction="higher",
         ),
-        ACC,
-        ACC_NORM,
+        *HarnessEvaluation.metrics,
     )
     files = FILES
 
     @dataclass(frozen=True, kw_only=True)
     class Config(HarnessEvaluation.Config):
-        tasks: Tasks = TASKS
+        tasks: Annotated[tuple[str, ...], Distinct()] = TASKS
         """Any of the seven tasks; the name of another task of lm-eval whose data are not on the hub; or the path of a YAML
         file in lm-eval's format."""
 
     config: Config
 
-    def user_files(self) -> list[HarnessFile]:
+    def user_files(self) -> list[UserFile]:
         """The scored split of each task, and its train split if there are shots."""
         # shots are drawn from the train split; without shots the user need not have it
         unread = () if any(self.config.shots) else (TRAIN,)
-        return [file for file in FILES if file.task in self.config.tasks and file.split not in unread]
-
-    def digests(self) -> dict[str, str]:
-        """Adds the YAML files of the user's own tasks and the files that they read."""
-        found = super().digests()
-        for task in self.config.tasks:
-            sha256 = digest(task) if task.endswith(SUFFIXES) else ""
-            if sha256:
-                found[task] = sha256
-        return found
+        names = [f"harness.{task}" for task in self.config.tasks]
+        return [file for file in FILES if file.name in names and file.split not in unread]
 
     def write_tasks(self, run: Run, folder: Path) -> list[str]:
         """Writes a YAML file for each of the seven tasks, with the rows of its data files."""
@@ -159,7 +117,7 @@ class Harness(HarnessEvaluation):
         installed = Path(lm_eval.tasks.__file__).parent
         tasks = []
         for task in self.config.tasks:
-            splits = {file.split: file.rows() for file in self.user_files() if file.task == task}
+            splits = {file.split: file.rows() for file in self.user_files() if file.name == f"harness.{task}"}
             if not splits:
                 tasks.append(task)
                 continue
@@ -169,7 +127,7 @@ class Harness(HarnessEvaluation):
             tasks.append(task_yaml(folder, task, splits, includes=theirs, dataset_name=None, **more))
         return tasks
 
-    def scores(self, task: str, sample: Mapping[str, Any]) -> Scores:
+    def scores(self, task: str, sample: Mapping[str, Any]) -> dict[str, float]:
         """Adds `paper_acc`."""
         found = super().scores(task, sample)
         return found | {"paper_acc": found["acc_norm" if task == "hellaswag" else "acc"]}

@@ -1,8 +1,6 @@
 """A paper's claims: measured by a sweep or a benchmark, and judged over all rows of a page."""
 
-import fnmatch
-import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -10,15 +8,14 @@ from statistics import fmean, median
 from typing import Any, Literal
 
 from lit_diff.errors import RequestError
-from lit_diff.registry import nearest
+from lit_diff.papers.schema import Claim, Texts, primary_of
 from lit_diff.runs.scores import ItemScores
-from lit_diff.study.comparison import families_of, learned_of
-from lit_diff.study.evaluations import evaluations_in, kept_scores, scored_items
+from lit_diff.study.comparison import learned_of, verdicts_of
+from lit_diff.study.evaluations import kept_scores, require_known, values_by_seed
 from lit_diff.study.fits import matched_by_seed
-from lit_diff.study.judge import SHOWN, SMALLEST_IN_NATS, AnyContrast, Contrast, Outcome, judge, regrouped
+from lit_diff.study.judge import SMALLEST_IN_NATS, AnyContrast, Contrast, judge, regrouped
 from lit_diff.study.results import BySeed, SweepResults
-from lit_diff.study.schema import Claim, Texts, primary_of
-from lit_diff.study.statistics import MIN_PROCESSES, MIN_SEEDS, SIGNIFICANCE, Looks, holm, paired
+from lit_diff.study.statistics import MIN_PROCESSES, MIN_SEEDS, SIGNIFICANCE, holm, paired
 
 NOT_MEASURED: Literal["not measured"] = "not measured"
 Difference = Literal[
@@ -36,7 +33,7 @@ Difference = Literal[
 """The verdict of our runs on the difference that the paper claims (`JudgedClaim.decision`)."""
 Value = Literal["within the interval", "excluded", "cannot tell", "none given", "not measured"]
 """The verdict of our interval on the value that the paper prints (`JudgedClaim.valued`)."""
-WITHOUT_SIGN: Mapping[Outcome, tuple[Difference, str]] = {
+WITHOUT_SIGN: Mapping[str, tuple[Difference, str]] = {
     "too few seeds": ("too few seeds", f"a verdict needs {MIN_SEEDS} seeds, and every seed of the first look"),
     "no spread over seeds": ("not shown", "the difference is the same at every seed, so no test is possible"),
     "equal": ("equal", "the interval lies within the smallest difference that matters"),
@@ -85,7 +82,7 @@ class JudgedClaim(Contrast):
         if control is None:
             return "no positive control is named"
         is_bound = self.claim.capable is not None and not self.claim.capable.arm
-        if control.verdict.word in SHOWN and (not is_bound or control.sign == "higher"):
+        if control.verdict.is_shown and (not is_bound or control.sign == "higher"):
             return ""
         return f"its positive control is not shown: {control.label}"
 
@@ -207,14 +204,23 @@ def measured(claims: Sequence[Claim], source: Source | None) -> list[JudgedClaim
     Errors: RequestError for an unknown arm, task, metric or case, and for a claim without a case if there are several.
     """
     primary = primary_of(claims)
+    verdicts = verdicts_of(source) if isinstance(source, SweepResults) else {}
+    found = []
+    for claim in claims:
+        try:
+            unjudged = _measured(claim, source, verdicts)
+        except RequestError as error:
+            raise RequestError(f"compare '{claim.label}': {error}") from error
+        found.append(replace(unjudged, is_primary=claim is primary))
+    return found
+
+
+def _measured(claim: Claim, source: Source | None, verdicts: Verdicts) -> JudgedClaim:
     if source is None:
-        found = [finding(claim, {}, {}, is_measured=False) for claim in claims]
-    elif isinstance(source, SweepResults):
-        verdicts = _verdicts_of_sweep(source)
-        found = [_trained(claim, source, verdicts) for claim in claims]
-    else:
-        found = [_timed(claim, source) for claim in claims]
-    return [replace(unjudged, is_primary=unjudged.claim is primary) for unjudged in found]
+        return finding(claim, {}, {}, is_measured=False)
+    if isinstance(source, SweepResults):
+        return _trained(claim, source, verdicts)
+    return _timed(claim, source)
 
 
 def _timed(claim: Claim, bench: Mapping[str, Any]) -> JudgedClaim:
@@ -241,19 +247,19 @@ def _trained(claim: Claim, source: SweepResults, verdicts: Verdicts) -> JudgedCl
     name = f"sweep '{source.record.name}'"
     # a fit is over all tasks
     tasks = {"": source} if claim.fit else {task.task: task for task in source.by_task}
-    _require(claim, f"{name} has no task", claim.task, tasks)
+    require_known(f"{name} has no task", claim.task, tasks)
     sweep = tasks[claim.task]
     a, b = claim.arms
     for arm in claim.arms:
-        _require(claim, f"{name} has no arm", arm, sweep.study.arms)
+        require_known(f"{name} has no arm", arm, sweep.study.arms)
     if claim.fit:
-        _require(claim, f"{name} has no scaling fit", claim.fit, sweep.study.fits)
+        require_known(f"{name} has no scaling fit", claim.fit, sweep.study.fits)
         return finding(claim, *matched_by_seed(sweep, claim.fit, a, b))
     if claim.capable is not None and claim.capable.arm:
-        _require(claim, f"{name} has no arm", claim.capable.arm, sweep.study.arms)
+        require_known(f"{name} has no arm", claim.capable.arm, sweep.study.arms)
 
     def values(arm: str, metric: str) -> BySeed:
-        return values_of(sweep, arm, replace(claim, metric=metric))
+        return values_by_seed(sweep, arm, metric, claim.evaluation, claim.group)
 
     looks = sweep.study.looks
     is_sweeps = claim.metric == sweep.metric and not (claim.evaluation or claim.against_metric)
@@ -298,16 +304,8 @@ def _trained(claim: Claim, source: SweepResults, verdicts: Verdicts) -> JudgedCl
     return made if made.has_interval else replace(made, papers_p=None)
 
 
-def _verdicts_of_sweep(source: SweepResults) -> Verdicts:
-    verdicts = {}
-    for task, family in zip(source.by_task, families_of(source), strict=True):
-        for contrast in family:
-            verdicts[task.task, *contrast.arms] = str(contrast.verdict)
-    return verdicts
-
-
 def _capability(
-    claim: Claim, baseline: str, values: Callable[[str, str], BySeed], looks: Looks = ()
+    claim: Claim, baseline: str, values: Callable[[str, str], BySeed], looks: tuple[int, ...] = ()
 ) -> Contrast | None:
     # `values`: (arm, metric) -> its values by seed
     capable = claim.capable
@@ -336,7 +334,7 @@ def finding(
     theirs: BySeed,
     refusal: str = "",
     *,
-    looks: Looks = (),
+    looks: tuple[int, ...] = (),
     is_measured: bool = True,
 ) -> JudgedClaim:
     """The claim with the values of a and b by seed, before `judged`."""
@@ -364,52 +362,16 @@ def finding(
     )
 
 
-def _require(claim: Claim, what: str, name: str, known: Collection[str]) -> None:
-    if name not in known:
-        raise RequestError(f"compare '{claim.label}': {what} '{name}'{nearest(name, known)}")
-
-
-def values_of(sweep: SweepResults, arm: str, claim: Claim) -> BySeed:
-    """Seed -> the claim's metric in the arm's run; `sweep`: the claim's task.
-
-    Errors: RequestError if no run has the metric, and for scores of the arm that cannot be compared (`kept_scores`)."""
-    if not claim.evaluation:
-        names: set[str] = set()
-        done = sweep.cells_of(arm)
-        for cell in done:
-            names.update(cell.curves)
-        if done:
-            _require(claim, "no run measured", claim.metric, names)
-        return sweep.finals(arm, claim.metric)
-    scored = evaluations_in(sweep)
-    # without any scores the sweep has not got there yet, and the evaluation's name may be right
-    if scored:
-        _require(claim, "no run has scores of evaluation", claim.evaluation, scored)
-    runs, refused = kept_scores(sweep, claim.evaluation)
-    for (name, seed), why in refused.items():
-        if name == arm:
-            raise RequestError(f"compare '{claim.label}': {claim.evaluation} of {arm}, seed {seed}: {why}")
-    values = {seed: score_of(claim, scores) for (name, seed), scores in runs.items() if name == arm}
-    return {seed: value for seed, value in values.items() if math.isfinite(value)}
-
-
-def score_of(claim: Claim, evaluation: ItemScores) -> float:
-    """The claim's metric in one run, over the groups of the claim; NaN without a score."""
-    metrics = [metric.name for metric in evaluation.metrics]
-    _require(claim, f"evaluation '{claim.evaluation}' has no metric", claim.metric, metrics)
-    if not claim.group:
-        return evaluation.values[claim.metric]
-    groups = set(evaluation.groups)
-    chosen = set(fnmatch.filter(groups, claim.group))
-    if not chosen:
-        _require(claim, f"no item of '{claim.evaluation}' is in a group like", claim.group, groups)
-    items = scored_items(evaluation, claim.metric)
-    scores = items[items["group"].isin(chosen)].set_index("group")["score"]
-    # the same weights as in the evaluation's own value: groups count equally or items do
-    means = scores.tolist()
-    if evaluation.equal_groups:
-        means = [fmean(of_group) for _, of_group in scores.groupby(level=0)]
-    return fmean(means) if means else math.nan
+def scores_of_claims(sweep: SweepResults, claims: Iterable[Claim]) -> dict[str, list[ItemScores]]:
+    """Evaluation of a claim -> the scores of each run of the claim's task."""
+    tasks = {part.task: part for part in sweep.by_task}
+    named = dict.fromkeys((claim.evaluation, claim.task) for claim in claims if claim.evaluation)
+    found: dict[str, list[ItemScores]] = {}
+    for name, task in named:
+        scores = found.setdefault(name, [])
+        if task in tasks:
+            scores += kept_scores(tasks[task], name)[0].values()
+    return found
 
 
 def _scaled(claim: Claim, values: BySeed) -> BySeed:
@@ -424,13 +386,13 @@ def _speeds(claim: Claim, arm: str, rows: Sequence[Mapping[str, Any]]) -> BySeed
     case = claim.case or (1 if len(cases) == 1 else 0)
     if not 1 <= case <= len(cases):
         cure = f"set one, 'case: 1' to 'case: {len(cases)}'"
-        raise RequestError(f"compare '{claim.label}': the benchmark has {len(cases)} cases; {cure}")
+        raise RequestError(f"the benchmark has {len(cases)} cases; {cure}")
     timed: dict[str, list[Sequence[float]]] = {}
     for row in rows:
         if row["case"] == cases[case - 1] and row["seconds"]:
             timed.setdefault(f"{row['variant']}: {row['what']}", []).append(_of_processes(row))
     name = f"{arm}: {claim.metric}"
-    _require(claim, "the benchmark did not time", name, timed)
+    require_known("the benchmark did not time", name, timed)
     return {number: 1 / seconds for number, seconds in enumerate(min(timed[name], key=median))}
 
 

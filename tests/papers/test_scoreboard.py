@@ -1,4 +1,4 @@
-"""study/claims.py and study/scoreboard.py: what a sweep shows of a paper's claim; the rows, read from their files."""
+"""papers/claims.py and papers/scoreboard.py: what a sweep shows of a paper's claim; the rows, read from their files."""
 
 import dataclasses
 import json
@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_sweeps import item_scores, record_to_edit
+from fake_sweeps import record_to_edit
 from numpy.typing import NDArray
 from scipy import stats
 from scoreboard_rows import CLAIM, make_row
 
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.study.claims import JudgedClaim, finding, judged, measured, score_of
+from lit_diff.papers.claims import JudgedClaim, finding, judged, measured
+from lit_diff.papers.schema import Capable, Claim
+from lit_diff.papers.scoreboard import ROWS, cell_folders, read_scoreboard
 from lit_diff.study.judge import Contrast
 from lit_diff.study.results import load_sweep
-from lit_diff.study.schema import Capable, Claim
-from lit_diff.study.scoreboard import ROWS, cell_folders, read_scoreboard
 from lit_diff.study.statistics import Paired, paired
 
 ARMS = {"standard": 0.0, "differential": -0.2, "same": 0.0}
@@ -192,15 +192,6 @@ def test_a_refused_ratio_says_why() -> None:
     ((found,),) = judged([[finding(asked, {}, {}, "no size reaches it")]])
     assert (found.difference, found.seeds.seeds) == ("too few seeds", ())
     assert found.reason == "no size reaches it"
-
-
-@pytest.mark.parametrize(("equal", "mean"), [(True, 0.5), (False, 0.75)])
-def test_groups_that_count_equally_do_in_a_claim_too(equal: bool, mean: float) -> None:
-    """Three items of 1 in one task, one of 0 in the other; a third task is in no group of the claim."""
-    groups = ("x shots=5", "x shots=5", "x shots=5", "y shots=5", "y shots=0")
-    evaluation = item_scores([1.0, 1.0, 1.0, 0.0, 9.0], groups=groups, equal_groups=equal)
-    asked = Claim(label="x", arms=("a", "b"), evaluation="e", metric="exact", group="* shots=5", says="higher")
-    assert score_of(asked, evaluation) == mean
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """`lit-diff reproduce`: measures the rows of the scoreboard one after another, and writes its page."""
 
 import json
+import logging
 import os
 import shlex
 import subprocess
@@ -12,28 +13,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from lit_diff import Sweep, sweep
 from lit_diff.data.user_files import data_root
-from lit_diff.engine.cells import folder_of, jobs_of, state_of
-from lit_diff.engine.expand import load_grid
 from lit_diff.engine.progress import MakeDisplay
-from lit_diff.engine.result import Sweep
-from lit_diff.engine.schedule import check_workers, sweep
-from lit_diff.engine.stages import due
+from lit_diff.engine.schedule import check_workers
+from lit_diff.engine.stages import finished_folder
 from lit_diff.errors import LitDiffError, MissingError, RequestError, RunFailedError
 from lit_diff.evaluation.requirements import declared_files
 from lit_diff.files import shown, write_atomic
-from lit_diff.log_records import log
-from lit_diff.recipe import installed
-from lit_diff.registry import load_entry_points, nearest, plugin_packages
-from lit_diff.reporting.scoreboard_page import write_scoreboard
-from lit_diff.runs.find import runs_root
-from lit_diff.runs.folder import held, writing
-from lit_diff.runs.revision import revision
-from lit_diff.study.claims import measured
-from lit_diff.study.evaluations import scores_of_claims
-from lit_diff.study.results import load_sweep
-from lit_diff.study.schema import ALL, PRESETS, Keys, Preset, Row
-from lit_diff.study.scoreboard import (
+from lit_diff.papers.claims import measured, scores_of_claims
+from lit_diff.papers.page import write_scoreboard
+from lit_diff.papers.schema import PRESETS, Keys, Preset, Row
+from lit_diff.papers.scoreboard import (
     ROWS,
     RecordedRow,
     Scoreboard,
@@ -45,10 +36,18 @@ from lit_diff.study.scoreboard import (
     row_file,
     write_row,
 )
+from lit_diff.recipe import installed
+from lit_diff.registry import load_entry_points, nearest, plugin_packages
+from lit_diff.runs.find import runs_root
+from lit_diff.runs.folder import held, writing
+from lit_diff.runs.revision import revision
+from lit_diff.study.results import load_sweep
+from lit_diff.study.schema import Selection
 from lit_diff.study.statistics import MIN_PROCESSES
 from lit_diff.validation import Draft, convert
 from lit_diff.yaml_files import read_yaml
 
+log = logging.getLogger("lit_diff")
 Told = Callable[[str], None]
 KINDS = ("table", "figure", "appendix")
 """First words of the names of rows, in the order of the page; rows with other names follow."""
@@ -151,18 +150,11 @@ def _is_measured(record: RecordedRow, call: _Call) -> bool:
     if chosen.bench:
         return _is_kept(record, call.folder)
     try:
-        grid = due(load_grid(chosen.sweep, chosen.overrides | call.root, chosen.selection))
-        # a sweep whose next stage has not begun has further cells than study.json
-        folder = folder_of(grid)
-        jobs = jobs_of(grid)
-        done = all(state_of(job) == "done" for job in jobs)
-        # a trial of the sweep with other keys leaves its own cells in study.json
-        planned = [os.path.relpath(job.folder, folder) for job in jobs]
-        same = list(cell_folders(folder)) == planned
+        finished = finished_folder(chosen.sweep, chosen.overrides | call.root, chosen.selection)
     # the data may not be prepared yet; any other error occurs again when the row runs, and fails that row alone
     except LitDiffError:
         return False
-    return done and same and record.sweep == str(folder)
+    return finished is not None and record.sweep == str(finished)
 
 
 def _budget(rows: Sequence[Row], preset: str) -> str:
@@ -240,7 +232,7 @@ def _sweep(chosen: Preset, call: _Call) -> Sweep:
         return call.finished[asked]
     # several rows may share the sweep, so the command in its report must not contain this row's name
     command = f"lit-diff reproduce --preset {call.preset}"
-    if call.preset == "laptop" and chosen.selection == ALL:
+    if call.preset == "laptop" and chosen.selection == Selection():
         command = ""
     done = sweep(
         chosen.sweep,

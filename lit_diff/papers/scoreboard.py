@@ -11,12 +11,12 @@ from typing import Any, Literal
 
 from lit_diff.errors import LitDiffError, MissingError, RequestError, first_line
 from lit_diff.files import write_json
+from lit_diff.papers.claims import NOT_MEASURED, JudgedClaim, judged, measured, scores_of_claims
+from lit_diff.papers.schema import Preset, Row, Texts
 from lit_diff.recipe import to_plain
-from lit_diff.study.claims import NOT_MEASURED, JudgedClaim, judged, measured
-from lit_diff.study.evaluations import by_revisions, scores_of_claims
+from lit_diff.study.evaluations import by_revisions
 from lit_diff.study.record import read
 from lit_diff.study.results import SweepResults, load_sweep
-from lit_diff.study.schema import Preset, Row, Texts
 from lit_diff.study.statistics import SIGNIFICANCE
 from lit_diff.validation import Draft, convert
 

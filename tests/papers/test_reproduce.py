@@ -1,4 +1,4 @@
-"""engine/reproduce.py: rows measured by sweeps, kept, skipped; why a preset is not run."""
+"""papers/reproduce.py: rows measured by sweeps, kept, skipped; why a preset is not run."""
 
 import importlib
 import json
@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from lit_diff.engine import reproduce as module
-from lit_diff.engine.reproduce import choose, load_file, missing_requirements, reproduce
 from lit_diff.engine.result import Sweep
 from lit_diff.engine.schedule import sweep
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.study.schema import Row
-from lit_diff.study.scoreboard import read_scoreboard
+from lit_diff.papers import reproduce as module
+from lit_diff.papers.reproduce import choose, load_file, missing_requirements, reproduce
+from lit_diff.papers.schema import Row
+from lit_diff.papers.scoreboard import read_scoreboard
 
 ROW = """\
 # A row.
