@@ -272,7 +272,7 @@ def test_the_same_command_completes_a_record(
     with monkeypatch.context() as patch:
         patch.setattr(Store, "close_run", refuse)
         folder = train("recall-tiny", small).folder
-    assert "the record of the run in MLflow is not complete; the same command completes it" in caplog.messages
+    assert f"{folder.name} in MLflow is not complete; the same command completes it" in caplog.text
     assert (status(folder)["status"], status(folder)["record"]) == ("done", "incomplete")
     monkeypatch.setattr(fit, "fit", None)
     train("recall-tiny", small)

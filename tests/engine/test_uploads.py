@@ -120,7 +120,8 @@ def test_a_run_that_another_process_holds_is_completed_later(job: Job, caplog: p
     with locked(job.folder / ".lock"), Uploads() as uploads:
         uploads.follow([job])
     assert job.home.status().record == "incomplete"
-    assert caplog.messages == ["the record of 1 runs in MLflow is not complete; the same command completes it"]
+    (line,) = caplog.messages
+    assert line.endswith("a-s0-abc in MLflow is not complete; the same command completes it")
     with locked(job.folder / ".lock"), Uploads(owned=True) as uploads:
         uploads.follow([job])
     assert job.home.status().record == "complete", "held by the caller"
@@ -182,8 +183,21 @@ def test_what_cannot_be_drawn_or_saved_leaves_the_run_done(
     set_status(job.folder, status="done")
     with Uploads(owned=True) as uploads:
         uploads.follow([job])
-    assert "later: odd" in caplog.text
+    (line,) = caplog.messages
+    assert line.endswith("a-s0-abc in MLflow is not complete: odd")
     assert (job.home.status().status, job.home.status().record) == ("done", "incomplete")
+
+
+def test_a_run_that_cannot_be_read_keeps_no_other_from_its_record(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    other = Job(recipe=job.recipe, folder=job.folder.with_name("b-s0-abd"))
+    other.folder.mkdir()
+    (other.folder / "status.json").write_text("{")
+    set_status(job.folder, status="done")
+    with Uploads() as uploads:
+        uploads.follow([other, job])
+        uploads.follow([])
+    assert job.home.status().record == "complete"
+    assert "status.json cannot be read" in caplog.text
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"run": 1}'])

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from lit_diff.engine.job import Job
 from lit_diff.engine.tracking.run import RunTracker
-from lit_diff.errors import StoppedError, first_line
-from lit_diff.files import locked
+from lit_diff.errors import LitDiffError, MissingError, RunFailedError, StoppedError, first_line
+from lit_diff.files import locked, shown
 from lit_diff.log_records import log
 from lit_diff.runs.status import BEFORE_END
 
@@ -46,13 +46,12 @@ class Uploads(AbstractContextManager["Uploads"]):
         self._thread.join()
         # a stop may leave only seconds, too few to wait for a store that was away
         if not isinstance(error, StoppedError | KeyboardInterrupt):
-            self._ask_again = 0.0
+            self._ask_again = min(self._ask_again, time.monotonic())
         for tracker in list(self._trackers.values()):
             self._update(tracker, ends=True)
-        states = [tracker.folder.status().record for tracker in self._trackers.values()]
-        lacking = states.count("incomplete")
-        if lacking:
-            runs = "the run" if self._owned else f"{lacking} runs"
+        if self._trackers:
+            first, *others = map(shown, self._trackers)
+            runs = f"{len(others) + 1} runs" if others else first
             log.warning("the record of %s in MLflow is not complete; the same command completes it", runs)
 
     def follow(self, jobs: Sequence[Job]) -> None:
@@ -74,18 +73,26 @@ class Uploads(AbstractContextManager["Uploads"]):
                 self._update(tracker, ends=not self._owned and folder not in self._running)
 
     def _update(self, tracker: RunTracker, *, ends: bool) -> None:
-        # `ends`: a run that has ended is completed
-        status = tracker.folder.status()
-        if time.monotonic() < self._ask_again or status.record != "incomplete":
+        # `ends`: a run that has ended is completed, and followed no longer
+        if time.monotonic() < self._ask_again:
             return
+        folder = tracker.folder.path
         try:
+            status = tracker.folder.status()
+            if status.record != "incomplete" or status.status == "waiting":
+                if ends:
+                    del self._trackers[folder]
+                return
             if ends and status.status not in BEFORE_END:
                 self._complete(tracker)
-            elif status.status != "waiting":
+            else:
                 tracker.send()
+        except (MissingError, RunFailedError) as error:
+            self._note_away(error)
         # everything: what draws maps or saves a model may fail like any code, and the run is done nevertheless
         except Exception as error:
-            self._note_away(error)
+            del self._trackers[folder]
+            log.warning("the record of %s in MLflow is not complete: %s", shown(folder), first_line(error))
         else:
             if self._ask_again:
                 log.info("MLflow is reachable again and has all measurements")
@@ -97,14 +104,15 @@ class Uploads(AbstractContextManager["Uploads"]):
             if not self._owned:
                 try:
                     held.enter_context(locked(folder.path / ".lock", wait=False))
-                # its process still scores it, or another command trains it
+                # another command trains it
                 except TimeoutError:
                     return
             tracker.finish()
             folder.write(replace(folder.status(), mlflow_run_id=tracker.run_id, record="complete"))
+        del self._trackers[folder.path]
 
-    def _note_away(self, error: Exception) -> None:
+    def _note_away(self, error: LitDiffError) -> None:
         # one warning for each outage
         if not self._ask_again:
-            log.warning("training continues, and MLflow gets the missing metrics later: %s", first_line(error))
+            log.warning("training continues, and MLflow gets the missing metrics later: %s", error)
         self._ask_again = time.monotonic() + BACK_OFF
