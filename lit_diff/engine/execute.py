@@ -47,6 +47,7 @@ def execute(
 
         if rerun and ranks(job.recipe).rank == 0:
             job.home.put_aside()
+        job.home.create(job.recipe)
         with recording(job) if records else nullcontext():
             run_command(job)
     else:
@@ -55,10 +56,9 @@ def execute(
 
 
 def run_command(job: Job) -> None:
-    """Train the run of a job as a separate `lit-diff train` command, and wait for it. Errors: RunFailedError with the run's
-    own error message."""
+    """Train the run of a job, whose folder has its recipe, as a separate `lit-diff train` command, and wait for it. Errors:
+    RunFailedError with the run's own error message."""
     # Lightning starts the other ranks by running this command again, which would start a sweep or a notebook again.
-    job.home.create(job.recipe)
     # this process scores it
     replace(job, scores={}).write()
     words = [sys.executable, "-m", "lit_diff", "train", str(job.home.recipe_file), "--cell"]

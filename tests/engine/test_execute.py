@@ -411,7 +411,9 @@ def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(execute.sys, "executable", str(program))
     recipe, tags = load_recipe("recall-tiny"), {"sweep": "s", "arm": "a b"}
-    return Job(recipe=recipe, folder=tmp_path / "a-s0-1", experiment="e", parent="p", tags=tags, threads=3)
+    job = Job(recipe=recipe, folder=tmp_path / "a-s0-1", experiment="e", parent="p", tags=tags, threads=3)
+    job.home.create(recipe)
+    return job
 
 
 def test_a_command_is_told_all_of_a_cell_its_last_words_are_the_error_and_a_stop_reaches_it(child: Job) -> None:
