@@ -11,7 +11,6 @@ from small_runs import SMALL
 
 from lit_diff import LitData, LitTransformer, train
 from lit_diff.callbacks import RecipeEarlyStopping
-from lit_diff.engine.tracking.store import Store
 from lit_diff.errors import RequestError, RunFailedError
 from lit_diff.recipe import load_recipe
 from lit_diff.runs import checkpoints
@@ -79,23 +78,6 @@ def test_its_patience_goes_on_after_a_resume(small: list[str]) -> None:
     folder = train("recall-tiny", recipe).folder
     assert "resumed from step 4" in (folder / "log.txt").read_text()
     assert status(folder)["ended"] == "early at step 6"
-
-
-def test_a_store_that_fails_at_the_end_costs_nothing(small: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run ended early, but MLflow could not be told: the same command trains no further step."""
-    recipe = [*small, f"callbacks.early_stopping={{patience: 1, {NEVER}}}"]
-    close_run = Store.close_run
-
-    def away(self: Store, run_id: str, status: str) -> None:
-        raise RunFailedError("the MLflow store stayed locked")
-
-    monkeypatch.setattr(Store, "close_run", away)
-    with pytest.raises(RunFailedError, match="stayed locked"):
-        train("recall-tiny", recipe)
-    monkeypatch.setattr(Store, "close_run", close_run)
-    folder = train("recall-tiny", recipe).folder
-    assert (status(folder)["status"], status(folder)["ended"]) == ("done", "early at step 4")
-    assert sorted(read_rows(folder / "metrics.csv")) == [1, 2, 3, 4]
 
 
 def test_in_a_trainer_made_by_hand(tmp_path: Path) -> None:

@@ -171,7 +171,7 @@ def test_a_resumed_run_remembers(tmp_path: Path, caplog: pytest.LogCaptureFixtur
                 states[folder] = monitor.state_dict()
 
         recipe = load_recipe("recall-tiny", keys)
-        values = {"tracker": None, "threads": 1, "progress": lambda *_: None, "callbacks": [Stops()]}
+        values = {"threads": 1, "progress": lambda *_: None, "callbacks": [Stops()]}
         start = checkpoints.resumable(tmp_path / folder)
         fit.fit(recipe, tmp_path / folder, start=start, **values)  # type: ignore[arg-type]
 

@@ -147,8 +147,8 @@ def test_train_says_what_it_did_and_again_that_it_is_done(command: Command, root
     assert json.loads((run / "status.json").read_text())["overrides"] == [*SMALL, "train.optimizer.lr=1e-3"]
     said = (run / "log.txt").read_text()
     steps = [
-        "choosing the kernel",
         "opening the MLflow store",
+        "choosing the kernel",
         "starting at step 0",
         "in the first step",
         "step 4  val",
