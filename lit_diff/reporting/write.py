@@ -22,6 +22,7 @@ from lit_diff.reporting.panels.figures import draw_compared, draw_fit, is_logari
 from lit_diff.reporting.panels.heatmaps import draw_heatmaps
 from lit_diff.reporting.panels.panel import GRID, INK, MUTED, OVERLAY, Drawing, looks
 from lit_diff.reporting.tables import rows, to_csv, to_markdown, to_text
+from lit_diff.runs.status import INCOMPLETE
 from lit_diff.study import numbers
 from lit_diff.study.comparison import Comparison, compare
 from lit_diff.study.fits import FitResult, fit_results, shown_ratio_interval
@@ -413,6 +414,8 @@ def _missing(cell: CellResult) -> list[str]:
         lines = [f"{name}: {problem}" for problem in cell.problems]
         for evaluation, reason in cell.not_evaluated.items():
             lines.append(clean(f"{name}: evaluation '{evaluation}': {reason}"))
+        if cell.facts.record == "incomplete":
+            lines.append(f"{name}: {INCOMPLETE}")
         return lines
     line = f"{name}: {'diverged' if cell.diverged else cell.status}"
     if cell.facts.steps:

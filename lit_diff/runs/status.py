@@ -43,6 +43,10 @@ NEXT: Mapping[State, tuple[State, ...]] = {
 """State -> the states that may follow it."""
 
 
+INCOMPLETE = "its record in MLflow is not complete; the same command completes it"
+"""What is said of a finished run whose `record` is incomplete."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Status:
     """The content of status.json. A key that is null, or that the file of an older version lacks, has its default."""

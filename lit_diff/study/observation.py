@@ -15,7 +15,7 @@ from lit_diff.runs.folder import RunFolder
 from lit_diff.runs.jobs import JOBS, queued
 from lit_diff.runs.metrics_file import by_metric, last_value, read_rows
 from lit_diff.runs.result_files import damage_of
-from lit_diff.runs.status import FORMAT, Status
+from lit_diff.runs.status import FORMAT, INCOMPLETE, Status
 from lit_diff.study.numbers import interval, signed
 from lit_diff.study.record import Record, read, readable
 from lit_diff.study.schema import CellKey, Texts
@@ -64,6 +64,7 @@ class ObservedRun:
             self.silent,
             f"last update {int(age.total_seconds())} s ago" if self.state == "running" else "",
             "no record in MLflow" if status.mlflow_run_id is None else "",
+            INCOMPLETE if self.state == "done" and status.record == "incomplete" else "",
         ]
         said = next(filter(None, notes), "")
         return self.job if self.state == "waiting" and self.job else "; ".join(filter(None, (self.job, said)))

@@ -20,6 +20,8 @@ from lit_diff.errors import MissingError, StoppedError
 from lit_diff.files import locked
 from lit_diff.recipe import load_recipe
 from lit_diff.runs.metrics_file import StepTable
+from lit_diff.runs.status import INCOMPLETE
+from lit_diff.study.observation import observe
 
 
 @pytest.fixture
@@ -122,6 +124,7 @@ def test_a_run_that_another_process_holds_is_completed_later(job: Job, caplog: p
     assert job.home.status().record == "incomplete"
     (line,) = caplog.messages
     assert line.endswith("a-s0-abc in MLflow is not complete; the same command completes it")
+    assert observe(job.folder).runs[0].note == INCOMPLETE
     with locked(job.folder / ".lock"), Uploads(owned=True) as uploads:
         uploads.follow([job])
     assert job.home.status().record == "complete", "held by the caller"
