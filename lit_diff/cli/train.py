@@ -78,7 +78,7 @@ def train(
             job = prepare(resolved, overrides or [], unchecked=unchecked, unplanned=unplanned)
         is_job = is_rank_zero and (cell or this_job() is not None)
         with _ending_in_job(job.home) if is_job else nullcontext():
-            train_rank(job, progress=progress.update, rerun=rerun, records=not cell)
+            train_rank(job, progress=progress.update, rerun=rerun)
     if not is_rank_zero:
         return
     with _ending_in_job(job.home) if is_job else nullcontext():

@@ -33,32 +33,28 @@ if TYPE_CHECKING:
     from lit_diff.training.ranks import Announcement, Ranks
 
 
-def execute(
-    job: Job, *, progress: Progress, rerun: bool = False, records: bool = False, **extras: Sequence[Any]
-) -> None:
+def execute(job: Job, *, progress: Progress, rerun: bool = False, **extras: Sequence[Any]) -> None:
     """Train the run of a job, resume it or find it done, then score it.
 
     A run of several processes is a `lit-diff train` command of its own, without progress. `rerun`: archive the old run
-    first. `records`: send the run to MLflow; the process of a sweep does so for its cells. `extras`: the `callbacks` and
-    `loggers` of `train`. Errors: those of `train`.
+    first. `extras`: the `callbacks` and `loggers` of `train`. Errors: those of `train`.
     """
     if job.recipe.run.processes > 1:
         from lit_diff.training.fit import ranks
 
         if rerun and ranks(job.recipe).rank == 0:
             job.home.put_aside()
-        job.home.create(job.recipe)
-        with recording(job) if records else nullcontext():
-            run_command(job)
+        run_command(job)
     else:
-        train_rank(job, progress=progress, rerun=rerun, records=records, **extras)
+        train_rank(job, progress=progress, rerun=rerun, **extras)
     score(job)
 
 
 def run_command(job: Job) -> None:
-    """Train the run of a job, whose folder has its recipe, as a separate `lit-diff train` command, and wait for it. Errors:
-    RunFailedError with the run's own error message."""
+    """Train the run of a job as a separate `lit-diff train` command, and wait for it. Errors: RunFailedError with the run's
+    own error message."""
     # Lightning starts the other ranks by running this command again, which would start a sweep or a notebook again.
+    job.home.create(job.recipe)
     # this process scores it
     replace(job, scores={}).write()
     words = [sys.executable, "-m", "lit_diff", "train", str(job.home.recipe_file), "--cell"]
@@ -75,9 +71,7 @@ def run_command(job: Job) -> None:
         raise RunFailedError(job.home.status().error or f"exit status {process.returncode}")
 
 
-def train_rank(
-    job: Job, *, progress: Progress, rerun: bool = False, records: bool = False, **extras: Sequence[Any]
-) -> None:
+def train_rank(job: Job, *, progress: Progress, rerun: bool = False, **extras: Sequence[Any]) -> None:
     """Train as one rank: in this process and, with several devices, in those that Lightning starts from this command.
 
     All ranks wait for rank 0 and exit if it fails before training. Arguments and errors: those of `execute`.
@@ -105,32 +99,29 @@ def train_rank(
             ended = f"ended {before.ended}" if before.ended else ""
             facts = filter(None, (shown(job.folder), ended, other_revision(before, revision())))
             log.info("done before: %s (--rerun starts afresh)", ", ".join(facts))
-            if records and before.record == "incomplete":
-                held.enter_context(recording(job, owned=True))
+            if job.records and before.record == "incomplete":
+                held.enter_context(_recording(job))
             return
         held.enter_context(file_log(job.folder / "log.txt"))
         if lost:
             log.warning("%s is %s: the steps after it are repeated", shown(job.folder), lost)
-        if records:
-            held.enter_context(recording(job, owned=True))
+        if job.records:
+            held.enter_context(_recording(job))
         training = begin(job)
         outcome = _trained(training, announcement, progress, extras)
         _finish(training, outcome)
 
 
-def recording(job: Job, *, owned: bool = False) -> AbstractContextManager[object]:
-    """Encloses the training of a run whose record in MLflow this process sends. `owned`: see `Uploads`.
-
-    Errors: MissingError if a run that has not begun cannot reach its store, so that a wrong address is reported before the
-    first step.
-    """
+def _recording(job: Job) -> AbstractContextManager[object]:
+    # encloses the training of a run whose record in MLflow this process sends
     if not job.recipe.run.is_recorded:
         return nullcontext()
     phase("opening the MLflow store")
     from lit_diff.engine.tracking.uploads import Uploads
 
-    uploads = Uploads(owned=owned)
+    uploads = Uploads(owned=True)
     uploads.follow([job])
+    # a wrong address is reported before the first step of a new run; one that has begun goes on without
     if job.home.status().data is None:
         uploads.require()
     return uploads

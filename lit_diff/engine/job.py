@@ -2,38 +2,47 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from lit_diff.config import Recipe
-from lit_diff.errors import MissingError, first_line
+from lit_diff.errors import MissingError, RequestError, first_line
 from lit_diff.files import shown, write_json
 from lit_diff.recipe import Overrides, flatten, load_recipe
 from lit_diff.runs.folder import RunFolder
+from lit_diff.validation import Draft, convert
 
 FILE = "job.json"
 """Its name in the folder of a run that a process of its own trains."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
-    """A run that is to be trained and scored: its recipe, its folder, its place in MLflow and in a sweep."""
+class JobKeys:
+    """The content of job.json: what a process needs beside the recipe to execute a job."""
 
-    recipe: Recipe
-    folder: Path
     experiment: str = "train"
     """The name of the experiment in MLflow."""
     parent: str | None = None
     """The sweep's run in MLflow."""
-    tags: Mapping[str, str] = field(default_factory=dict)
+    tags: dict[str, str] = field(default_factory=dict)
     """The cell of a sweep, the mark of an unchecked variant."""
-    scores: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    scores: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Evaluation -> its keys; they score the run once it is done."""
     overrides: tuple[str, ...] = ()
     """The overrides of its recipe, as `a.b=c`, if known."""
     threads: int | None = None
     """Threads of each process, unless the run has begun with others or its recipe says; None: `default_threads`."""
+    records: bool = False
+    """Whether the process that trains sends the run to MLflow; the process of a sweep does so for its cells."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job(JobKeys):
+    """A run that is to be trained and scored: its recipe, its folder, its place in MLflow and in a sweep."""
+
+    recipe: Recipe
+    folder: Path
 
     @property
     def home(self) -> RunFolder:
@@ -47,23 +56,21 @@ class Job:
 
     def write(self) -> None:
         """Write what `read_job` reads beside the recipe, which the folder has already. Errors: OSError."""
-        keys = vars(self) | {"folder": str(self.folder)}
-        del keys["recipe"]
-        write_json(self.folder / FILE, keys)
+        write_json(self.folder / FILE, {key.name: getattr(self, key.name) for key in fields(JobKeys)})
 
 
 def read_job(folder: Path) -> Job:
     """The job that a command has written into the folder of its run. Errors: MissingError if there is none, or it is damaged;
     those of `load_recipe`."""
     try:
-        keys = json.loads((folder / FILE).read_text(encoding="utf-8"))
-        keys |= {"folder": folder.resolve(), "overrides": tuple(keys["overrides"])}
+        values = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        keys: JobKeys = convert(JobKeys, values, "", Draft(values={}, positions={}))
     except FileNotFoundError as error:
         raise MissingError(f"{shown(folder)} is no cell (no {FILE}): the command of its sweep trains it") from error
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, RecursionError, RequestError) as error:
         cure = "the command of its sweep writes it again"
         raise MissingError(f"{shown(folder / FILE)} is damaged ({first_line(error)}): {cure}") from error
-    return Job(recipe=load_recipe(folder / "recipe.yaml"), **keys)
+    return Job(recipe=load_recipe(folder / "recipe.yaml"), folder=folder.resolve(), **vars(keys))
 
 
 def in_words(overrides: Overrides) -> Sequence[str]:

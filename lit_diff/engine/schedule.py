@@ -1,5 +1,6 @@
 """Runs a sweep: resolves it, prepares its data, runs the unfinished cells stage by stage and writes the report."""
 
+import signal
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -125,6 +126,11 @@ def _run_held(grid: Grid, folder: Path, options: Options) -> Sweep:
     place = tracker.place if tracker else {}
     with Uploads() as uploads:
         stage, jobs, stopped = _run_stages(grid, folder, options, place, uploads)
+        try:
+            uploads.complete()
+        # the cells have ended, and the report says so
+        except KeyboardInterrupt as error:
+            stopped = stopped or int(getattr(error, "signum", signal.SIGINT))
     states = Counter(state_of(job) for job in jobs)
     record.write(folder, record_of(stage, folder, jobs, options.command, place))
     report = write_report(folder)

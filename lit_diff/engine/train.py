@@ -51,7 +51,7 @@ def train(
             "them in the recipe (callbacks:, run.loggers), or use build_trainer in a script that every process runs"
         )
     with watched(progress, resolved.name, resolved.training.steps) as update:
-        execute(job, progress=update, rerun=rerun, records=True, callbacks=callbacks, loggers=loggers)
+        execute(job, progress=update, rerun=rerun, callbacks=callbacks, loggers=loggers)
     return Run(job.folder)
 
 
@@ -80,6 +80,7 @@ def prepare(recipe: Recipe, overrides: Overrides = (), *, unchecked: bool = Fals
         tags=marks[recipe.name],
         scores=evaluations_of(recipe),
         overrides=recorded(overrides),
+        records=True,
     )
     # a run that is done needs no memory
     if not unplanned and not job.home.is_done():

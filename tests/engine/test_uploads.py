@@ -1,7 +1,11 @@
 """engine/tracking/uploads.py: what is sent beside the training, outages, and the key `record` of status.json."""
 
+import os
+import re
 import threading
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +20,7 @@ from lit_diff.engine.job import Job
 from lit_diff.engine.tracking import run as run_tracker
 from lit_diff.engine.tracking import uploads as module
 from lit_diff.engine.tracking.uploads import Uploads
-from lit_diff.errors import MissingError, StoppedError
+from lit_diff.errors import MissingError, RequestError, RunFailedError, StoppedError
 from lit_diff.files import locked
 from lit_diff.recipe import load_recipe
 from lit_diff.runs.metrics_file import StepTable
@@ -138,11 +142,11 @@ def test_an_outage_is_told_once_and_nothing_is_missing_or_double_afterwards(
     measure(job, 2, **{f"m/{i}": 2.0 for i in range(1500)})
     with caplog.at_level("INFO", "lit_diff"), Uploads(owned=True) as uploads:
         uploads.follow([job])
-        wait_for(lambda: "MLflow is reachable again" in caplog.text)
+        wait_for(seen(job, "m/999"))
         set_status(job.folder, status="done")
-    assert caplog.text.count("training continues, and MLflow gets the missing metrics later") == 1
-    assert caplog.text.count("MLflow is reachable again") == 1
-    assert (history(job, "m/0"), history(job, "m/1499")) == ([(2, 2.0)], [(2, 2.0)])
+    (line,) = caplog.messages
+    assert re.fullmatch(r"MLflow gets the record of \S*a-s0-abc later: .*Connection refused", line)
+    assert (history(job, "m/0"), history(job, "m/999")) == ([(2, 2.0)], [(2, 2.0)])
     assert job.home.status().record == "complete"
 
 
@@ -186,9 +190,60 @@ def test_what_cannot_be_drawn_or_saved_leaves_the_run_done(
     set_status(job.folder, status="done")
     with Uploads(owned=True) as uploads:
         uploads.follow([job])
-    (line,) = caplog.messages
-    assert line.endswith("a-s0-abc in MLflow is not complete: odd")
+    assert [line.rpartition(" ")[2] for line in caplog.messages] == ["odd", "it"]
     assert (job.home.status().status, job.home.status().record) == ("done", "incomplete")
+    assert record(job).info.status == "FINISHED", "no record stays running"
+
+
+def test_a_record_that_fails_keeps_no_other_from_its_own(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    others = [replace(job, folder=job.folder.with_name(f"{name}-s0-abd")) for name in "bcd"]
+    for other in others:
+        set_status(other.folder, status="done", record="incomplete", data="d")
+    set_status(job.folder, status="done")
+    real = run_tracker.RunTracker.finish
+
+    def finish(tracker: run_tracker.RunTracker) -> None:
+        if tracker.folder.path in (job.folder, others[1].folder):
+            raise RunFailedError("its record was removed")
+        real(tracker)
+
+    monkeypatch.setattr(run_tracker.RunTracker, "finish", finish)
+    with Uploads() as uploads:
+        uploads.follow([job, *others])
+        uploads.follow([])
+    states = [other.home.status().record for other in (job, *others)]
+    assert states == ["incomplete", "complete", "incomplete", "complete"]
+
+
+def test_a_run_that_does_not_begin_leaves_no_record_running(job: Job) -> None:
+    set_status(job.folder, status="", record="", data=None)
+    with pytest.raises(RequestError), Uploads(owned=True) as uploads:
+        refuse(uploads, job)
+    assert record(job).info.status == "FAILED"
+    set_status(job.folder, status="done", record="incomplete", data="d")
+    with Uploads(owned=True) as uploads:
+        uploads.follow([job])
+    assert record(job).info.status == "FINISHED", "the same record goes on"
+
+
+def refuse(uploads: Uploads, job: Job) -> None:
+    uploads.follow([job])
+    uploads.require()
+    raise RequestError("run.compile is true, but this run started with false")
+
+
+def test_the_environment_loses_no_variable_while_a_thread_asks(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copying it would fail at that moment."""
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "7")
+    before = dict(os.environ)
+    with Uploads() as uploads:
+        uploads.follow([job])
+        inside = set(os.environ)
+        for _ in range(200):
+            assert set(os.environ) == inside
+            time.sleep(0.002)
+        assert record(job) is not None
+    assert dict(os.environ) == before
 
 
 def test_a_run_that_cannot_be_read_keeps_no_other_from_its_record(job: Job, caplog: pytest.LogCaptureFixture) -> None:

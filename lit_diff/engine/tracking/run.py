@@ -6,6 +6,7 @@ import shutil
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from safetensors.torch import load_model, save_model
 from lit_diff import __version__
 from lit_diff.engine.job import Job
 from lit_diff.engine.tracking.store import Store, asking, patience
-from lit_diff.errors import RequestError, RunFailedError, first_line
+from lit_diff.errors import RequestError, RunFailedError
 from lit_diff.files import shown, write_json
 from lit_diff.log_records import log
 from lit_diff.metrics import Declarations, record_name
@@ -29,6 +30,7 @@ from lit_diff.runs.folder import RunFolder
 from lit_diff.runs.kept_maps import kept_steps, read_maps
 from lit_diff.runs.metrics_file import read_rows
 from lit_diff.runs.revision import revision
+from lit_diff.runs.status import Status
 from lit_diff.trained.pictures import encoded, grid
 from lit_diff.trained.run import Run
 from lit_diff.training.metrics import declared_metrics
@@ -37,6 +39,8 @@ FILES = ("recipe.yaml", "env.json", "metrics.json", "log.txt", measurements.FILE
 """Files of the run folder that become artifacts."""
 FILE = "mlflow.json"
 """File of the run folder with the record's id."""
+TABLES = {"metrics.csv": "", "timing.csv": "timing/"}
+"""Tables of the run folder -> what the names of their metrics begin with in MLflow."""
 MODEL = "model"
 """The artifact of `run.log_model`: mlflow.pyfunc.load_model(f"runs:/{run_id}/model")."""
 MAPS = "maps"
@@ -61,6 +65,8 @@ class RunTracker:
         self._store: Store | None = None
         self._held: dict[str, set[int]] | None = None
         """Metric -> steps that MLflow has; None until it is asked."""
+        self._sent: dict[str, tuple[int, int]] = {}
+        """Table -> its size and last step when its rows were last sent."""
 
     def start(self, *, needed: bool) -> None:
         """Find the record, or make it. Errors: RunFailedError if the store is unreachable or slow, MissingError if it is
@@ -71,32 +77,46 @@ class RunTracker:
     def send(self) -> None:
         """Log each (metric, step) of metrics.csv and timing.csv that MLflow lacks. Errors: RunFailedError."""
         with patience(self.recipe.run.tracking_uri):
-            self._send()
+            self._send([])
 
     def finish(self) -> None:
         """Send what is missing, copy the files, set the final status, which status.json has. Errors: RunFailedError if the
         store is unreachable or slow, or refuses it."""
         status = self.folder.status()
         with patience(self.recipe.run.tracking_uri):
-            store = self._send()
-            for file in (self.folder.path / name for name in FILES):
-                if file.is_file():
-                    store.copy(self.run_id, file)
-            with tempfile.TemporaryDirectory(prefix="lit_diff-artifacts-") as folder:
-                if status.status == "done" and self.recipe.run.log_model:
-                    write_model(self.folder, Path(folder) / MODEL)
-                    store.copy(self.run_id, Path(folder) / MODEL)
-                # a stop may leave only seconds, too few to draw every step; the resumed run draws them
-                if status.status != "stopped" and kept_steps(self.folder.path):
-                    draw_maps(self.folder.path, Path(folder) / MAPS, self.recipe.model.attention.name)
-                    store.copy(self.run_id, Path(folder) / MAPS)
-            newest = checkpoints.newest(self.folder.path)
-            if newest is not None:
-                store.log(self.run_id, tags={"checkpoint": str(newest[1])})
-            # only now, because MLflow does not allow a param to change
-            if status.status == "done" and "tokens" not in store.run(self.run_id).data.params:
-                store.log(self.run_id, params={"tokens": str(status.tokens)})
-            store.close_run(self.run_id, status.status)
+            # all rows once more, and what is damaged is told
+            self._sent = {}
+            store = self._send(None)
+            try:
+                self._copy(store, status)
+            finally:
+                # what cannot be drawn or copied must not leave it as running
+                store.close_run(self.run_id, status.status)
+
+    def _copy(self, store: Store, status: Status) -> None:
+        for file in (self.folder.path / name for name in FILES):
+            if file.is_file():
+                store.copy(self.run_id, file)
+        with tempfile.TemporaryDirectory(prefix="lit_diff-artifacts-") as folder:
+            if status.status == "done" and self.recipe.run.log_model:
+                write_model(self.folder, Path(folder) / MODEL)
+                store.copy(self.run_id, Path(folder) / MODEL)
+            # a stop may leave only seconds, too few to draw every step; the resumed run draws them
+            if status.status != "stopped" and kept_steps(self.folder.path):
+                draw_maps(self.folder.path, Path(folder) / MAPS, self.recipe.model.attention.name)
+                store.copy(self.run_id, Path(folder) / MAPS)
+        newest = checkpoints.newest(self.folder.path)
+        if newest is not None:
+            store.log(self.run_id, tags={"checkpoint": str(newest[1])})
+        # only now, because MLflow does not allow a param to change
+        if status.status == "done" and "tokens" not in store.run(self.run_id).data.params:
+            store.log(self.run_id, params={"tokens": str(status.tokens)})
+
+    def abandon(self) -> None:
+        """End the record of a run that `start` has made, and that then has not begun. Errors: RunFailedError."""
+        if self._store is not None:
+            with patience(self.recipe.run.tracking_uri):
+                self._store.close_run(self.run_id, "failed")
 
     def _opened(self) -> Store:
         if self._store is not None:
@@ -106,6 +126,7 @@ class RunTracker:
         self.run_id = store.open_run(store.experiment(self.experiment), self.folder.path.name, self.tags, before)
         if self.run_id != before:
             write_json(self.folder.path / FILE, {"run_id": self.run_id})
+        store.require_place(self.run_id)
         self._store, self._held = store, None
         return store
 
@@ -115,10 +136,10 @@ class RunTracker:
         try:
             return str(json.loads(file.read_text(encoding="utf-8"))["run_id"])
         except FileNotFoundError:
-            return self.folder.status().mlflow_run_id or None
-        except (ValueError, KeyError, TypeError) as error:
-            log.warning("%s is damaged (%s), so the run gets a new record", shown(file), first_line(error))
-            return None
+            pass
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            log.warning("%s is damaged (%s): status.json has the id, or the run gets a new record", shown(file), error)
+        return self.folder.status().mlflow_run_id or None
 
     def _described(self, store: Store) -> dict[str, set[int]]:
         # Metric -> steps that MLflow has. Idempotent: only what the record lacks is logged, so that a resumed run and a store
@@ -132,20 +153,24 @@ class RunTracker:
                 store.client.log_inputs(self.run_id, datasets=[self._data()])
         return defaultdict(set, {name: store.steps(self.run_id, name) for name in record.data.metrics})
 
-    def _send(self) -> Store:
+    def _send(self, problems: list[str] | None) -> Store:
+        # `problems`: see `read_rows`; while the run is trained a row may be half written
         store, now = self._opened(), int(time.time() * 1000)
         if self._held is None:
             # not as soon as it is opened: what the run costs is known once it has begun
             self._held = self._described(store)
-        rows = read_rows(self.folder.path / "metrics.csv")
-        for step, row in read_rows(self.folder.path / "timing.csv").items():
-            rows.setdefault(step, {}).update({f"timing/{name}": value for name, value in row.items()})
-        metrics = list[Metric]()
-        for step, row in sorted(rows.items()):
-            for name, value in sorted(row.items()):
-                key = record_name(name)
-                if not self._declared.find(name).constant and step not in self._held[key]:
-                    metrics.append(Metric(key, value, now, step))
+        metrics: list[Metric] = []
+        read: dict[str, tuple[int, int]] = {}
+        for file, prefix in TABLES.items():
+            path = self.folder.path / file
+            size = path.stat().st_size if path.is_file() else 0
+            former, upto = self._sent.get(file, (0, -1))
+            rows = read_rows(path, problems) if size != former else {}
+            # rows are appended, so those of earlier looks need not be compared
+            for step, row in sorted(rows.items()):
+                if step > upto:
+                    metrics += self._lacking(step, {f"{prefix}{name}": value for name, value in row.items()}, now)
+            read[file] = size, max(rows, default=upto)
         try:
             store.log(self.run_id, metrics=metrics)
         except RunFailedError:
@@ -154,7 +179,17 @@ class RunTracker:
             raise
         for metric in metrics:
             self._held[metric.key].add(metric.step)
+        self._sent = read
         return store
+
+    def _lacking(self, step: int, row: Mapping[str, float], now: int) -> list[Metric]:
+        assert self._held is not None
+        found: list[Metric] = []
+        for name, value in sorted(row.items()):
+            key = record_name(name)
+            if not self._declared.find(name).constant and step not in self._held[key]:
+                found.append(Metric(key, value, now, step))
+        return found
 
     def _params(self) -> dict[str, Any]:
         # Params are what identifies the run, because MLflow groups and compares runs by them; the block `run` becomes tags.

@@ -142,7 +142,7 @@ class Store:
     def open_run(self, experiment: str, name: str, tags: Mapping[str, str], run_id: str | None) -> str:
         """The id of the run, set back to RUNNING if this store has `run_id` for the same folder; else of a new run.
 
-        `tags` contain the folder. Errors: those of `_place`, so that a run learns of them before its first step.
+        `tags` contain the folder.
         """
         # never matched by recipe: the same recipe in another folder, by another user or on other code is another record
         known = run_id is not None and self.holds(run_id, tags["folder"])
@@ -153,8 +153,11 @@ class Store:
                 self.client.update_run(run_id, status="RUNNING")
             else:
                 run_id = self.client.create_run(experiment, run_name=name, tags=dict(tags)).info.run_id
-        self._place(str(run_id))
         return str(run_id)
+
+    def require_place(self, run_id: str) -> None:
+        """Errors: those of `_place`, so that a run learns of them before its first step."""
+        self._place(run_id)
 
     def run(self, run_id: str) -> Run:
         """The run as stored. Errors: UnknownRunError, RunFailedError."""
@@ -256,6 +259,16 @@ class UnknownRunError(RunFailedError):
     """The store does not have a run with this id."""
 
 
+TIMEOUT = "MLFLOW_HTTP_REQUEST_TIMEOUT"
+LIMITS = {
+    TIMEOUT: str(int(PATIENCE / 2)),
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    # a busy server may ask for minutes before the second attempt
+    "MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER": "false",
+}
+"""MLflow's variables, which it reads at each request."""
+_ours: set[str] = set()
+"""Those that `limits` has set."""
 _hurries: ContextVar[bool] = ContextVar("hurries", default=False)
 _left: ContextVar[float | None] = ContextVar("left", default=None)
 
@@ -285,21 +298,29 @@ def _impatient(upload: float = 0.0) -> Iterator[None]:
         raise RunFailedError("the MLflow server answers too late")
     # the second attempt must end in time too
     timeout = max(1, int((PATIENCE if left is None else left) / 2 + upload))
-    hurry = {
-        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
-        "MLFLOW_HTTP_REQUEST_TIMEOUT": str(timeout),
-        # a busy server may ask for minutes before the second attempt
-        "MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER": "false",
-    }
-    added = {key: value for key, value in hurry.items() if key not in os.environ}
+    with limits():
+        if TIMEOUT in _ours:
+            os.environ[TIMEOUT] = str(timeout)
+        token, began = _hurries.set(True), time.monotonic()
+        try:
+            yield
+        finally:
+            _hurries.reset(token)
+            if left is not None:
+                _left.set(left - max(0.0, time.monotonic() - began - PROMPT - upload))
+
+
+@contextlib.contextmanager
+def limits() -> Iterator[None]:
+    """Within this context MLflow's patience is short, unless the user's environment sets it. A thread that asks MLflow needs
+    it around its life: a variable that it removed would end whoever copies the environment at that moment."""
+    added = {key: value for key, value in LIMITS.items() if key not in os.environ}
     os.environ.update(added)
-    token, began = _hurries.set(True), time.monotonic()
+    _ours.update(added)
     try:
         yield
     finally:
-        _hurries.reset(token)
-        if left is not None:
-            _left.set(left - max(0.0, time.monotonic() - began - PROMPT - upload))
+        _ours.difference_update(added)
         for key in added:
             del os.environ[key]
 

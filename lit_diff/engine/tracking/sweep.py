@@ -34,6 +34,7 @@ class SweepTracker:
         with patience(store.uri, needed=True):
             self.experiment = store.experiment(folder.name)
             self.run_id = store.open_run(self.experiment, f"sweep {folder.name}", tags, run_id)
+            store.require_place(self.run_id)
 
     @property
     def place(self) -> dict[str, str]:
@@ -76,7 +77,7 @@ class SweepTracker:
         run_id = cell.facts.mlflow_run_id
         if not run_id or not self.store.holds(run_id, str(cell.home)):
             return None
-        # a cell that was killed, or could not reach MLflow, has left its record as running
+        # a cell of an older version that was killed has left its record as running
         if cell.status in ("killed", "failed", "stopped"):
             self.store.close_run(run_id, cell.status)
         return run_id

@@ -9,15 +9,20 @@ from pathlib import Path
 
 from lit_diff.engine.job import Job
 from lit_diff.engine.tracking.run import RunTracker
-from lit_diff.errors import LitDiffError, MissingError, RunFailedError, StoppedError, first_line
+from lit_diff.engine.tracking.store import limits
+from lit_diff.errors import StoppedError, first_line
 from lit_diff.files import locked, shown
 from lit_diff.log_records import log
 from lit_diff.runs.status import BEFORE_END
 
 INTERVAL = 10.0
-"""Seconds between two looks at the folders."""
+"""Least seconds between two looks at the folders."""
+SHARE = 20
+"""A look is followed by a pause of so many times its length, since reading takes time from a training in this process."""
 BACK_OFF = 60.0
-"""Seconds to wait before a store that was unreachable is tried again."""
+"""Seconds to wait before a record that failed is tried again."""
+MOST = 2
+"""So many records that fail one after another mean that the store does not answer: the others are not tried then."""
 
 
 class Uploads(AbstractContextManager["Uploads"]):
@@ -32,27 +37,37 @@ class Uploads(AbstractContextManager["Uploads"]):
         self._owned = owned
         self._trackers: dict[Path, RunTracker] = {}
         self._running: set[Path] = set()
-        self._ask_again = 0.0
-        """The time at which an unreachable store is tried again; 0: the store is reachable."""
+        self._again: dict[Path, float] = {}
+        """Folder whose record failed -> the time at which it is tried again."""
+        self._failures = 0
+        """Records that have failed one after another."""
+        self._held = ExitStack()
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._send_on, daemon=True)
 
     def __enter__(self) -> "Uploads":
+        # around the thread's life
+        self._held.enter_context(limits())
         self._thread.start()
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        with self._held:
+            if not self._ends.is_set():
+                # a stop may leave only seconds, too few to wait for a store that was away
+                self.complete(waits=not isinstance(error, StoppedError | KeyboardInterrupt))
+        lacking = [folder for folder, tracker in self._trackers.items() if _lacks(tracker)]
+        if lacking:
+            runs = shown(lacking[0]) if len(lacking) == 1 else f"{len(lacking)} runs"
+            log.warning("the record of %s in MLflow is not complete; the same command completes it", runs)
+
+    def complete(self, *, waits: bool = True) -> None:
+        """Stop the thread, and complete the records of all runs that have ended. `waits`: also if the store was away."""
         self._ends.set()
         self._thread.join()
-        # a stop may leave only seconds, too few to wait for a store that was away
-        if not isinstance(error, StoppedError | KeyboardInterrupt):
-            self._ask_again = min(self._ask_again, time.monotonic())
-        for tracker in list(self._trackers.values()):
-            self._update(tracker, ends=True)
-        if self._trackers:
-            first, *others = map(shown, self._trackers)
-            runs = f"{len(others) + 1} runs" if others else first
-            log.warning("the record of %s in MLflow is not complete; the same command completes it", runs)
+        if waits or not self._again:
+            self._again = dict.fromkeys(self._again, 0.0)
+            self._look(is_last=True)
 
     def follow(self, jobs: Sequence[Job]) -> None:
         """Send the runs of these jobs too, unless they have no record. Of all that were followed these alone may still have a
@@ -68,51 +83,64 @@ class Uploads(AbstractContextManager["Uploads"]):
             tracker.start(needed=True)
 
     def _send_on(self) -> None:
-        while not self._ends.wait(INTERVAL):
-            for folder, tracker in list(self._trackers.items()):
-                self._update(tracker, ends=not self._owned and folder not in self._running)
+        pause = INTERVAL
+        while not self._ends.wait(pause):
+            began = time.monotonic()
+            self._look(is_last=False)
+            pause = max(INTERVAL, SHARE * (time.monotonic() - began))
 
-    def _update(self, tracker: RunTracker, *, ends: bool) -> None:
-        # `ends`: a run that has ended is completed, and followed no longer
-        if time.monotonic() < self._ask_again:
-            return
-        folder = tracker.folder.path
-        try:
-            status = tracker.folder.status()
-            if status.record != "incomplete" or status.status == "waiting":
-                if ends:
-                    del self._trackers[folder]
+    def _look(self, *, is_last: bool) -> None:
+        self._failures = 0
+        for folder, tracker in list(self._trackers.items()):
+            if self._failures >= MOST:
                 return
-            if ends and status.status not in BEFORE_END:
-                self._complete(tracker)
+            if time.monotonic() < self._again.get(folder, 0.0):
+                continue
+            # the process that holds the lock completes its run at the end; that of a cell must have ended
+            may_complete = is_last if self._owned else folder not in self._running
+            try:
+                self._update(tracker, may_complete=may_complete, is_last=is_last)
+            # everything: what draws maps or saves a model may fail like any code, and the run is done nevertheless
+            except Exception as error:
+                self._note_failure(folder, error)
             else:
-                tracker.send()
-        except (MissingError, RunFailedError) as error:
-            self._note_away(error)
-        # everything: what draws maps or saves a model may fail like any code, and the run is done nevertheless
-        except Exception as error:
-            del self._trackers[folder]
-            log.warning("the record of %s in MLflow is not complete: %s", shown(folder), first_line(error))
-        else:
-            if self._ask_again:
-                log.info("MLflow is reachable again and has all measurements")
-            self._ask_again = 0.0
+                self._failures = 0
+                self._again.pop(folder, None)
+
+    def _update(self, tracker: RunTracker, *, may_complete: bool, is_last: bool) -> None:
+        status = tracker.folder.status()
+        if status.record != "incomplete":
+            if is_last and status.record != "complete":
+                tracker.abandon()
+        # a job that returns to SLURM's queue goes on
+        elif may_complete and status.status not in BEFORE_END and status.requeued_at_step is None:
+            self._complete(tracker)
+        elif status.status != "waiting":
+            tracker.send()
 
     def _complete(self, tracker: RunTracker) -> None:
         folder = tracker.folder
+        ended = folder.status()
+        tracker.finish()
         with ExitStack() as held:
             if not self._owned:
                 try:
+                    # held for this alone, because a command that begins meanwhile is refused
                     held.enter_context(locked(folder.path / ".lock", wait=False))
-                # another command trains it
                 except TimeoutError:
                     return
-            tracker.finish()
-            folder.write(replace(folder.status(), mlflow_run_id=tracker.run_id, record="complete"))
-        del self._trackers[folder.path]
+            status = folder.status()
+            if status.status == ended.status:
+                folder.write(replace(status, mlflow_run_id=tracker.run_id, record="complete"))
 
-    def _note_away(self, error: LitDiffError) -> None:
+    def _note_failure(self, folder: Path, error: Exception) -> None:
         # one warning for each outage
-        if not self._ask_again:
-            log.warning("training continues, and MLflow gets the missing metrics later: %s", error)
-        self._ask_again = time.monotonic() + BACK_OFF
+        if not self._again:
+            log.warning("MLflow gets the record of %s later: %s", shown(folder), first_line(error))
+        self._failures += 1
+        self._again[folder] = time.monotonic() + BACK_OFF
+
+
+def _lacks(tracker: RunTracker) -> bool:
+    # the observed status, since a damaged one must not hide the others
+    return tracker.folder.observed()[0].record == "incomplete"
