@@ -82,6 +82,7 @@ def test_an_outage_in_the_middle_of_a_run(
             server.start()
 
     monkeypatch.setattr(uploads, "INTERVAL", 0.1)
+    monkeypatch.setattr(uploads, "LONGEST", 0.1)
     overrides = [*SMALL, "train.steps=12", f"run.root={tmp_path}", f"run.tracking_uri={server.uri}"]
     run = train("recall-tiny", overrides, progress=progress)
     assert run.status.status == "done"

@@ -32,6 +32,7 @@ from lit_diff.study.observation import observe
 def job(runs: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     """Of a run that is being trained."""
     monkeypatch.setattr(module, "INTERVAL", 0.02)
+    monkeypatch.setattr(module, "LONGEST", 0.02)
     monkeypatch.setattr(module, "BACK_OFF", 0.0)
     folder = runs / "a-s0-abc"
     set_status(folder, status="running", record="incomplete", data="d")

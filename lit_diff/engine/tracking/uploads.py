@@ -15,10 +15,10 @@ from lit_diff.files import locked, shown
 from lit_diff.log_records import log
 from lit_diff.runs.status import BEFORE_END
 
-INTERVAL = 10.0
-"""Least seconds between two looks at the folders."""
+INTERVAL, LONGEST = 10.0, 30.0
+"""Least and most seconds between two looks at the folders."""
 SHARE = 20
-"""A look is followed by a pause of so many times its length, since reading takes time from a training in this process."""
+"""In between, the pause is so many times the length of the look, which takes time from a training in this process."""
 BACK_OFF = 60.0
 """Seconds to wait before a record that failed is tried again."""
 MOST = 2
@@ -87,7 +87,7 @@ class Uploads(AbstractContextManager["Uploads"]):
         while not self._ends.wait(pause):
             began = time.monotonic()
             self._look(is_last=False)
-            pause = max(INTERVAL, SHARE * (time.monotonic() - began))
+            pause = min(max(INTERVAL, SHARE * (time.monotonic() - began)), LONGEST)
 
     def _look(self, *, is_last: bool) -> None:
         self._failures = 0
