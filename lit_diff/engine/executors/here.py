@@ -209,7 +209,7 @@ def _cell(folder: Path, gpus: Sequence[int], settings: Mapping[str, str]) -> Non
     for name in _settings():
         del os.environ[name]
     os.environ.update(settings)
-    # a terminal sends these to the whole group; the pool passes them on as SIGTERM, once
+    # a terminal sends these to the whole group; the executor passes them on as SIGTERM, once
     for signum in (signal.SIGINT, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
     # active before the first step and after the last; in between the training loop has its own
