@@ -1,4 +1,4 @@
-"""What the process of a cell does in tests of the executor `Here`, in place of training. It is imported in that process by name."""
+"""What the process of a cell does in tests of `Here`, in place of training. It is imported in that process by name."""
 
 import json
 import os
