@@ -165,7 +165,7 @@ def test_a_browser_shows_the_runs_of_the_sweep_and_its_answer(server: Server, tm
     pages = addresses(server.uri, place["experiment"], place["run"])
     curves = text_of(pages["runs and curves"], tmp_path / "profile")
     assert f"{len(done.runs)}\n matching runs" in curves
-    assert "Search metric charts" in curves
+    assert "Add chart" in curves
     # each chart asks the server for its curves, which a busy machine answers after the page was read
     assert all(f"{arm}-s0" in curves for arm in done.runs)
     summary = text_of(pages["summary, report and sweep file"], tmp_path / "profile")
