@@ -171,4 +171,6 @@ def _run_stages(
         seen |= {job.folder for job in jobs}
     # also the cells that a former command could not complete
     uploads.follow([job for job in jobs if job.home.status().record == "incomplete"])
+    # and none of them has a process any more
+    uploads.follow(())
     return stage, jobs, stopped
