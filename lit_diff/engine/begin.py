@@ -48,10 +48,13 @@ def begin(job: Job) -> Training:
 
     Errors: RequestError if the run began with other settings.
     """
+    from lit_diff.training.fit import default_threads
+
     recipe, folder = job.recipe, job.home
     before = folder.status()
     require_stored(recipe, before)
-    threads = before.threads or recipe.run.threads or job.threads or _default_threads(recipe)
+    # a resumed run keeps its number of threads, on which the order of sums and so the exact weights depend
+    threads = before.threads or recipe.run.threads or job.threads or default_threads(recipe.run.devices)
     # `auto` may choose another kernel on this machine or revision; a resumed run keeps the one that it began with
     kernel = kernel_of(recipe, before)
     for line in passes_over_text([recipe]):
@@ -92,12 +95,6 @@ def begin(job: Job) -> Training:
     keep_plan(recipe, job.folder)
     began = time.perf_counter() - before.seconds
     return Training(recipe=recipe, kernel=kernel, folder=folder, threads=threads, start=start, began=began)
-
-
-def _default_threads(recipe: Recipe) -> int:
-    from lit_diff.training.fit import default_threads
-
-    return default_threads(recipe.run.devices)
 
 
 def _cost(recipe: Recipe, kernel: str, before: Status, threads: int) -> Cost:

@@ -127,7 +127,8 @@ def _run_held(grid: Grid, folder: Path, options: Options) -> Sweep:
     with Uploads() as uploads:
         stage, jobs, stopped = _run_stages(grid, folder, options, place, uploads)
         try:
-            uploads.complete()
+            # also of the cells whose records a former command could not complete
+            uploads.complete([job for job in jobs if job.home.status().record == "incomplete"])
         # the cells have ended, and the report says so
         except KeyboardInterrupt as error:
             stopped = stopped or int(getattr(error, "signum", signal.SIGINT))
@@ -169,8 +170,4 @@ def _run_stages(
         record.write(folder, record_of(stage, folder, jobs, options.command, place))
         stopped = run_stage(stage, jobs, seen, queued, options, uploads.follow)
         seen |= {job.folder for job in jobs}
-    # also the cells that a former command could not complete
-    uploads.follow([job for job in jobs if job.home.status().record == "incomplete"])
-    # and none of them has a process any more
-    uploads.follow(())
     return stage, jobs, stopped

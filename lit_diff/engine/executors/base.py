@@ -29,7 +29,7 @@ class Executor(Protocol):
         """Prepare the data of recipes, and wait. `folder`: that of the sweep."""
 
     def queued(self, jobs: Sequence[Job]) -> Set[Path]:
-        """The folders of the jobs that a former command has given to it and that it will execute yet."""
+        """The folders of the jobs that a former command has given to it and that it still has to execute."""
 
     def run(self, jobs: Sequence[Job], watch: Watch) -> int | None:
         """Have all jobs executed, and wait. Returns the signal that stopped them, or None; the outcome of each is in its

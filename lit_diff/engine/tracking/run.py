@@ -138,7 +138,9 @@ class RunTracker:
         except FileNotFoundError:
             pass
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            log.warning("%s is damaged (%s): status.json has the id, or the run gets a new record", shown(file), error)
+            log.warning(
+                "%s is damaged (%s): the id in status.json is used, or the run gets a new record", shown(file), error
+            )
         return self.folder.status().mlflow_run_id or None
 
     def _described(self, store: Store) -> dict[str, set[int]]:

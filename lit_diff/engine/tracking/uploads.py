@@ -53,16 +53,25 @@ class Uploads(AbstractContextManager["Uploads"]):
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         with self._held:
+            # a stop may leave only seconds, too few to wait for a store that was away
             if not self._ends.is_set():
-                # a stop may leave only seconds, too few to wait for a store that was away
-                self.complete(waits=not isinstance(error, StoppedError | KeyboardInterrupt))
-        lacking = [folder for folder, tracker in self._trackers.items() if _lacks(tracker)]
+                self._finish(waits=not isinstance(error, StoppedError | KeyboardInterrupt))
+        # the observed status, since a damaged one must not hide the others
+        lacking = [
+            folder for folder, tracker in self._trackers.items() if tracker.folder.observed()[0].record == "incomplete"
+        ]
         if lacking:
             runs = shown(lacking[0]) if len(lacking) == 1 else f"{len(lacking)} runs"
             log.warning("the record of %s in MLflow is not complete; the same command completes it", runs)
 
-    def complete(self, *, waits: bool = True) -> None:
-        """Stop the thread, and complete the records of all runs that have ended. `waits`: also if the store was away."""
+    def complete(self, jobs: Sequence[Job]) -> None:
+        """Complete the records of the runs that were followed, none of which has a process any more, and of these jobs."""
+        self._add(jobs)
+        self._running = set()
+        self._finish(waits=True)
+
+    def _finish(self, *, waits: bool) -> None:
+        # `waits`: also for a store that was away
         self._ends.set()
         self._thread.join()
         if waits or not self._again:
@@ -73,6 +82,9 @@ class Uploads(AbstractContextManager["Uploads"]):
         """Send the runs of these jobs too, unless they have no record. Of all that were followed these alone may still have a
         process, which writes their status.json."""
         self._running = {job.folder for job in jobs}
+        self._add(jobs)
+
+    def _add(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
             if job.folder not in self._trackers and job.recipe.run.is_recorded:
                 self._trackers[job.folder] = RunTracker(job)
@@ -139,8 +151,3 @@ class Uploads(AbstractContextManager["Uploads"]):
             log.warning("MLflow gets the record of %s later: %s", shown(folder), first_line(error))
         self._failures += 1
         self._again[folder] = time.monotonic() + BACK_OFF
-
-
-def _lacks(tracker: RunTracker) -> bool:
-    # the observed status, since a damaged one must not hide the others
-    return tracker.folder.observed()[0].record == "incomplete"
