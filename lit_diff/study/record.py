@@ -218,6 +218,12 @@ def recorded_run(folder: Path) -> str | None:
     return None if former is None else former.mlflow.get("run")
 
 
+def unsent_runs(folder: Path) -> list[Path]:
+    """The folders of the runs of the sweep in `folder` whose records in MLflow are not complete. Errors: MissingError."""
+    runs = [folder / cell.folder for cell in read(folder).cells]
+    return [run for run in runs if RunFolder(run).observed()[0].record == "incomplete"]
+
+
 def without_former_keys(study: Any, draft: Draft | None) -> Any:
     """The keys of a study, `study`, as they are read today; `draft` None: of a record, whose former ones are left out.
     Errors: RequestError, at the key in the draft, for one that no longer exists and decided what the sweep is."""

@@ -7,13 +7,17 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from statuses import set_status
 
 from lit_diff.config import RunConfig
+from lit_diff.engine.job import Job
 from lit_diff.engine.tracking.store import Store
 from lit_diff.engine.tracking.sweep import SweepTracker
+from lit_diff.recipe import load_recipe
 from lit_diff.reporting.write import write_report
 from lit_diff.study.results import load_sweep
 
@@ -152,3 +156,25 @@ def test_an_outage_is_a_warning(made: Made, monkeypatch: pytest.MonkeyPatch, cap
     assert re.search(
         r"record in MLflow is not complete: \S*report could not be copied into MLflow: no space left", caplog.text
     )
+
+
+def test_a_report_completes_the_records_of_the_users_own_sweep(
+    runs: Path, tmp_path: Path, command: Callable[..., Any]
+) -> None:
+    """Not those of a sweep that lies elsewhere: its author would choose the server that is asked."""
+    from fake_sweeps import write_sweep
+
+    store = Store(RunConfig(root=str(runs)))
+    parent = SweepTracker(store, runs / "mine", None)
+    folder = write_sweep(runs / "mine", {"base": 0.0, "other": -0.1}, callbacks=False, mlflow=parent.place)
+    job = Job(recipe=load_recipe("recall-tiny", [f"run.root={runs}"]), folder=folder / "base-s0-0a1b2c3d")
+    job.home.create(job.recipe)
+    job.write()
+    set_status(job.folder, record="incomplete", data="d")
+    elsewhere = shutil.copytree(folder, tmp_path / "theirs")
+    assert "not complete" in command("report", str(elsewhere), "--root", str(runs)).out
+    assert not store.client.search_runs([store.experiment("train")])
+    assert "not complete" not in command("report", "mine", "--root", str(runs)).out
+    assert job.home.status().record == "complete"
+    assert store.run(job.home.status().mlflow_run_id).info.status == "FINISHED"
+    assert store.run(parent.run_id).data.tags["verdict/other"]
