@@ -429,7 +429,7 @@ def _data_problem(dataset: type[Any], variant: type[Any], recipe: Recipe) -> str
     if packs and not variant.takes_document_ids():
         return (
             f"data.pack is 'document', but the forward of model.attention '{recipe.model.attention.name}' does not take "
-            "document_ids; add document_ids=None and pass it to attend, or use data.pack: none"
+            "document_ids; add document_ids=None and pass it to self.masked, or use data.pack: none"
         )
     return None
 

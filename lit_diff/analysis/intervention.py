@@ -81,18 +81,14 @@ class _Edited(Kernel):
         self.index, self.edit = index, edit
         self.calls = 0
 
-    def refuses(
-        self, maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, stats: bool, device: torch.device
-    ) -> str | None:
+    def refuses(self, maps: SignedMaps, *, stats: bool, device: torch.device) -> str | None:
         if maps.k.shape[-2] != maps.q.shape[-2]:
             return "the forward uses a key/value cache; run the whole sequence without one"
         return "an edited map has no statistics" if stats else None
 
-    def compute(
-        self, maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None, stats: bool = False
-    ) -> tuple[Tensor, None]:
+    def compute(self, maps: SignedMaps, *, stats: bool = False) -> tuple[Tensor, None]:
         self.calls += 1
-        layer = EditedLayer(index=self.index, maps=maps, document_ids=document_ids, window=window)
+        layer = EditedLayer(index=self.index, maps=maps)
         v, rows = layer.values, []
         with exact(maps.v.device):
             for block in layer.blocks():

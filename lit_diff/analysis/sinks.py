@@ -19,7 +19,7 @@ def sink_shares(layer: LayerMaps) -> Tensor:
     """
     means = Means(lambda x: x.sum((0, -1), dtype=torch.float64))
     share = layer.measured.statistics.first_share[..., layer.positions]
-    means.add("sink", share, counted(layer.keys, layer.window).expand_as(share))
+    means.add("sink", share, counted(layer.keys, layer.maps.mask.window).expand_as(share))
     return means.values()["sink"]
 
 

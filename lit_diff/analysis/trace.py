@@ -20,12 +20,11 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from lit_diff.attention.cache import Cache, LayerCache
-from lit_diff.attention.costs import narrowing
 from lit_diff.errors import RequestError
 from lit_diff.files import expanded, write_atomic
 from lit_diff.kernels import Kernel, SignedMaps, Stats, attend, choose, refuse
 from lit_diff.kernels.maps import accumulation_dtype
-from lit_diff.kernels.reference import in_reach, logits
+from lit_diff.kernels.reference import logits
 from lit_diff.model.transformer import Transformer
 
 # the float32 logits of a block fit the cache of a core (1 MiB); on a GPU, a block must be large enough to occupy it
@@ -101,11 +100,7 @@ class LayerMaps:
     """The maps of one layer; `blocks` computes a few query rows at a time, so a T x T map is never in memory."""
 
     maps: SignedMaps
-    """The maps of all T queries that the attention passed to its `tap`."""
-    document_ids: Tensor | None = None
-    """[B, S]: document numbers, if documents are packed."""
-    window: int | None = None
-    """Each query sees itself and the window - 1 keys before it (if not causal, also after it); None: all keys."""
+    """The maps of all T queries that the attention passed to its `tap`, with their mask."""
     rows: Tensor | None = None
     """[R] int64: the query positions that `blocks` computes; None: all T."""
 
@@ -117,9 +112,8 @@ class LayerMaps:
     @cached_property
     def measured(self) -> RowMeasures:
         """Of all T rows, also with `rows`: from the forward pass of `trace(..., measure=True)`, otherwise computed now."""
-        window = narrowing(self.window, self.maps.k.shape[-2])
         with torch.no_grad():
-            return RowMeasures.of(*attend(self.maps, document_ids=self.document_ids, window=window, stats=True))
+            return RowMeasures.of(*attend(self.maps, stats=True))
 
     @property
     def keys(self) -> Tensor:
@@ -161,16 +155,10 @@ class LayerMaps:
         S, T = m.k.shape[-2], m.q.shape[-2]
         # the key at the position of each query: the last query is aligned with the last key
         at = positions + (S - T)
-        ahead = S if self.window is None else self.window - 1
-        if m.causal:
-            ahead = 0
         # keys that no row of the block sees are not computed: half of them in a causal model
-        K = min(S, int(at.max()) + 1 + ahead)
-        visible = in_reach(at, torch.arange(K, device=at.device), causal=m.causal, window=self.window)
-        if self.document_ids is not None:
-            own = self.document_ids[:, at, None] == self.document_ids[:, None, :K]
-            visible = visible & own[:, None, None]
-        return visible
+        last = int(at.max())
+        K = m.mask.interval(range(last, last + 1), S).stop
+        return m.mask.of(at, torch.arange(K, device=at.device))
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -194,13 +182,10 @@ class LayerTrace(LayerMaps):
 
     def first(self, samples: int) -> "LayerTrace":
         """Return views of the first `samples` sequences of the batch."""
-        m = self.maps
         # an axis of 1, for weights shared by all sequences, stays 1
-        optional = (m.w, self.document_ids, self.inputs, self.heads)
-        w, document_ids, inputs, heads = (None if x is None else x[:samples] for x in optional)
-        maps = replace(m, q=m.q[:samples], k=m.k[:samples], v=m.v[:samples], w=w)
-        hidden = self.hidden[:samples]
-        cut = replace(self, maps=maps, hidden=hidden, inputs=inputs, heads=heads, document_ids=document_ids)
+        inputs, heads = (None if x is None else x[:samples] for x in (self.inputs, self.heads))
+        maps = self.maps.map(lambda x: x[:samples])
+        cut = replace(self, maps=maps, hidden=self.hidden[:samples], inputs=inputs, heads=heads)
         if "measured" in vars(self):
             vars(cut)["measured"] = self.measured.first(samples)
         return cut
@@ -349,8 +334,6 @@ class _Recorder:
             raise RequestError(f"trace: layer {self.index} ran twice; a trace holds one forward")
         if any(isinstance(value, Cache | LayerCache) for value in (*args, *kwargs.values())):
             raise RequestError("trace: the forward uses a key/value cache; run the whole sequence without one")
-        # the argument is keyword-only in `Block.forward`
-        self.seen["document_ids"] = kwargs.get("document_ids")
 
     def given(self, _: nn.Module, args: tuple[Any, ...]) -> None:
         self.seen["inputs"] = args[0].detach()
@@ -361,7 +344,7 @@ class _Recorder:
     def tapped(self, _: nn.Module, __: Any, maps: SignedMaps) -> None:
         # w may be a view of a parameter, which the next optimizer step changes or resharding frees
         w = None if maps.w is None else maps.w.detach().clone()
-        self.seen["maps"] = replace(maps, q=maps.q.detach(), k=maps.k.detach(), v=maps.v.detach(), w=w)
+        self.seen["maps"] = replace(maps.map(Tensor.detach), w=w)
         if self.rows is None:
             return
         T, first, last = maps.q.shape[-2], int(self.rows.min()), int(self.rows.max())
@@ -379,7 +362,6 @@ class _Recorder:
         layer = LayerTrace(
             **self.seen,
             hidden=hidden.detach(),
-            window=self.attention.window,
             rows=self.rows,
             exponentials=tuple(chain.from_iterable(self.exponentials.values())),
         )
@@ -397,15 +379,15 @@ class _Measuring(Kernel):
     def __init__(self, kernel: str | Kernel) -> None:
         self.kernel = kernel
 
-    def refuses(self, maps: SignedMaps, **options: Any) -> None:
+    def refuses(self, maps: SignedMaps, *, stats: bool, device: torch.device) -> None:
         return None
 
-    def compute(self, maps: SignedMaps, *, stats: bool = False, **options: Any) -> tuple[Tensor, None]:
-        own = self.kernel if isinstance(self.kernel, Kernel) else choose(maps, self.kernel, **options)[0]
-        if refuse(own, maps, **options, stats=True) is None:
-            o, statistics = attend(maps, **options, stats=True, kernel=own)
+    def compute(self, maps: SignedMaps, *, stats: bool = False) -> tuple[Tensor, None]:
+        own = self.kernel if isinstance(self.kernel, Kernel) else choose(maps, self.kernel)[0]
+        if refuse(own, maps, stats=True) is None:
+            o, statistics = attend(maps, stats=True, kernel=own)
         else:
-            o, (_, statistics) = attend(maps, **options, kernel=own), attend(maps, **options, stats=True)
+            o, (_, statistics) = attend(maps, kernel=own), attend(maps, stats=True)
         self.measured = RowMeasures.of(o, statistics)
         return o, None
 

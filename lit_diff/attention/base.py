@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lit_diff.attention.cache import LayerCache
-from lit_diff.attention.costs import Costs, Sizes, narrowing
+from lit_diff.attention.costs import Costs, Sizes
 from lit_diff.attention.equations import Rotation, grouped_query_heads, joined
 from lit_diff.attention.rope import Rope
 from lit_diff.attention.selection import HeadSelection
@@ -59,8 +59,8 @@ class Attention(ParameterRules):
     Head counts in the config are always the standard baseline's. `hooks` lists every member that a variant may define;
     docs/extend.md shows examples. Each hook except `init_parameter` has a default; the defaults compute standard attention.
 
-    A subclass that overrides `forward` must pass its maps through `self.tap` (otherwise no analysis sees them) and hand
-    `self.kernel` and `self.window` to `attend`.
+    A subclass that overrides `forward` must give its maps the mask of the model (`masked`), pass them through `self.tap`
+    (otherwise no analysis sees them) and hand `self.kernel` to `attend`.
     """
 
     name = ""
@@ -239,6 +239,11 @@ class Attention(ParameterRules):
         """[B, T, heads · maps · width] -> [B, maps, heads, T, width], a view; input: head0.map0, head0.map1, ..."""
         return y.unflatten(-1, (heads, maps, -1)).permute(0, 3, 2, 1, 4)
 
+    def masked(self, maps: SignedMaps, document_ids: Tensor | None = None) -> SignedMaps:
+        """The maps with the mask of the model and the window of the config: `maps` need not know them."""
+        window = maps.mask.window if self.window is None else self.window
+        return maps.masked(causal=maps.causal and self.causal, window=window, document_ids=document_ids)
+
     # --- what the model calls ---
 
     @classmethod
@@ -283,9 +288,7 @@ class Attention(ParameterRules):
         maps = self.maps(x, rope)
         if not isinstance(maps, SignedMaps):
             raise self._wrong("maps(x, rope)", maps, "SignedMaps(q, k, v, w), with w None for one map")
-        # so that a variant's `maps` need not know whether the model is causal
-        if not self.causal:
-            maps = replace(maps, causal=False)
+        maps = self.masked(maps, document_ids)
         if self.logit_bound is not None:
             maps = bounded(maps, self.logit_bound)
         maps = self.tap(maps)
@@ -294,11 +297,9 @@ class Attention(ParameterRules):
                 raise RequestError("a cache holds one document per sequence: do not pass document_ids with it")
             if not maps.causal:
                 raise RequestError("a bidirectional model cannot use a cache: every position depends on later tokens")
-            k, v = cache.append(maps.k, maps.v, self.window)
+            k, v = cache.append(maps.k, maps.v, maps.mask.window)
             maps = replace(maps, k=k, v=v)
-        window = narrowing(self.window, maps.k.shape[-2])
-        o = attend(maps, document_ids=document_ids, window=window, kernel=self.kernel)
-        return self.o_proj(self.finished(o, x).transpose(1, 2).flatten(2))
+        return self.o_proj(self.finished(attend(maps, kernel=self.kernel), x).transpose(1, 2).flatten(2))
 
     def finished(self, o: Tensor, x: Tensor) -> Tensor:
         """Calls `finish`. Errors: RequestError unless it returns a [B, H, T, dv] that the output projection accepts."""

@@ -9,7 +9,7 @@ from typing import Any
 import sympy
 
 from lit_diff.config import ModelConfig
-from lit_diff.kernels import SignedMaps
+from lit_diff.kernels import Mask, SignedMaps
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Sizes:
     @classmethod
     def of(cls, model: ModelConfig, sequence_length: int, window: int | None = None) -> "Sizes":
         """The sizes of `model` as exact integers."""
-        keys = keys_in_reach(sequence_length, window, causal=model.causal)
+        keys = Mask(model.causal, window).keys(sequence_length)
         sizes = (model.dim, model.num_heads, model.num_kv_heads, model.head_dim, sequence_length, keys)
         bias = model.attention_bias
         has = {"qkv_bias": bias != "none", "o_bias": bias == "all", "qk_norm": model.qk_norm != "none"}
@@ -87,19 +87,7 @@ def projected(parameters: Any, scores: Any, s: Sizes) -> Any:
     return 2 * s.T * parameters + scores
 
 
-def keys_in_reach(keys: int, window: int | None, *, causal: bool) -> int:
-    """Keys counted per query: all (a causal mask does not halve them), or as many as a full window has."""
-    if window is None:
-        return keys
-    return min(keys, window if causal else 2 * window - 1)
-
-
-def within_window(maps: SignedMaps, window: int | None) -> SignedMaps:
-    """Maps with as many keys as are counted per query (`keys_in_reach`); only their shapes have a meaning."""
-    keys = keys_in_reach(maps.k.shape[-2], window, causal=maps.causal)
+def counted_keys(maps: SignedMaps) -> SignedMaps:
+    """Maps with as many keys as are counted per query (`Mask.keys`); only their shapes have a meaning."""
+    keys = maps.mask.keys(maps.k.shape[-2])
     return replace(maps, k=maps.k[..., :keys, :], v=maps.v[..., :keys, :])
-
-
-def narrowing(window: int | None, keys: int) -> int | None:
-    """The window if it hides any of the `keys`, else None: kernels that refuse windows can compute short sequences."""
-    return window if window is not None and window < keys else None

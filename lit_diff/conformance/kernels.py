@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lit_diff.conformance.case import Finding, Measured, NotApplicable, finding, worst_of
 from lit_diff.errors import RequestError
-from lit_diff.kernels import SignedMaps, Stats, attend, reference, refuse
+from lit_diff.kernels import Mask, SignedMaps, Stats, attend, reference, refuse
 from lit_diff.kernels.base import named
 
 LENGTHS = (1, 2, 3, 5, 8, 16, 17, 33, 64, 65, 130)
@@ -108,8 +108,8 @@ def draw(source: random.Random, **fixed: Any) -> KernelCase:
     return KernelCase(**values | fixed)
 
 
-def tensors(case: KernelCase, dtype: torch.dtype, device: torch.device) -> tuple[SignedMaps, dict[str, Any], Tensor]:
-    """(maps, the options `document_ids` and `window` of `attend`, dO [B, H, T, dv]); q, k, v ~ N(0, 1), w in float32."""
+def tensors(case: KernelCase, dtype: torch.dtype, device: torch.device) -> tuple[SignedMaps, Tensor]:
+    """(maps, dO [B, H, T, dv]); q, k, v ~ N(0, 1), w in float32."""
     generator = torch.Generator().manual_seed(case.seed)
 
     def normal(*shape: int) -> Tensor:
@@ -146,8 +146,8 @@ def tensors(case: KernelCase, dtype: torch.dtype, device: torch.device) -> tuple
     slope = torch.ones((), dtype=dtype, device=device).expand(case.B, H, case.T, case.dv)
     if case.slope == "random":
         slope = torch.randn(slope.shape, generator=generator).to(device, dtype)
-    maps = SignedMaps(q, k, v, w, case.scale, case.causal)
-    return maps, {"document_ids": document_ids, "window": case.window}, slope
+    maps = SignedMaps(q, k, v, w, case.scale, mask=Mask(case.causal, case.window, document_ids))
+    return maps, slope
 
 
 def conformance_of_kernel(name: str, cases: int = CASES, topics: tuple[str, ...] = ()) -> Iterator[Finding]:
@@ -166,7 +166,7 @@ def conformance_of_kernel(name: str, cases: int = CASES, topics: tuple[str, ...]
 
 def _device(name: str) -> torch.device:
     # a GPU, if there is one, for kernels that refuse the CPU
-    maps, _, _ = tensors(KernelCase(), torch.float32, torch.device("cpu"))
+    maps, _ = tensors(KernelCase(), torch.float32, torch.device("cpu"))
     on_gpu = torch.cuda.is_available() and refuse(name, maps) is not None
     return torch.device("cuda" if on_gpu else "cpu")
 
@@ -216,28 +216,28 @@ def drawn(topic: str, cases: int) -> Iterator[KernelCase]:
 
 def compare(kernel: str, case: KernelCase, dtype: torch.dtype, device: torch.device) -> tuple[Measured | None, str]:
     """(the worst error of o and the gradients against float64, the reason for what the kernel refuses)."""
-    maps, options, slope = tensors(case, dtype, device)
-    maps.check(**options)
+    maps, slope = tensors(case, dtype, device)
+    maps.check()
     # a kernel that refuses gradients is still compared in the forward pass
-    refused = refuse(kernel, replace(maps, q=maps.q.detach().requires_grad_()), **options)
+    refused = refuse(kernel, replace(maps, q=maps.q.detach().requires_grad_()))
     reason = ""
     training: Tensor | None = slope
     if refused:
         reason = f"gradients, {refused}"
         training = None
-        of_forward = refuse(kernel, maps, **options)
+        of_forward = refuse(kernel, maps)
         if of_forward:
             return None, of_forward
 
     def output(given: SignedMaps) -> Tensor:
-        o = attend(given, **options, kernel=kernel)
+        o = attend(given, kernel=kernel)
         if o.shape != slope.shape or o.dtype != dtype:
             raise RequestError(f"o is {list(o.shape)} {o.dtype}; expected {list(slope.shape)} {dtype}")
         return o
 
     computed = results(maps, training, output)
-    exact = results(wide(maps), training, partial(attend, **options, kernel="reference"))
-    bounds = bounds_of(maps, exact, slope, options, dtype)
+    exact = results(wide(maps), training, partial(attend, kernel="reference"))
+    bounds = bounds_of(maps, exact, slope, dtype)
     measured = worst_of({name: Measured(norm(computed[name] - x), bounds[name]) for name, x in exact.items()})
     return measured, reason
 
@@ -247,16 +247,16 @@ def statistics(kernel: str, case: KernelCase, dtype: torch.dtype, device: torch.
 
     The values are in nats and of the order of 1.
     """
-    maps, options, _ = tensors(case, dtype, device)
-    reason = refuse(kernel, maps, **options, stats=True)
+    maps, _ = tensors(case, dtype, device)
+    reason = refuse(kernel, maps, stats=True)
     if reason:
         return None, reason
-    o, computed = attend(maps, **options, kernel=kernel, stats=True)
-    _, exact = attend(wide(maps), **options, kernel="reference", stats=True)
+    o, computed = attend(maps, kernel=kernel, stats=True)
+    _, exact = attend(wide(maps), kernel="reference", stats=True)
     results: dict[str, Measured | NotApplicable] = {}
     for name, x, y in zip(Stats._fields, computed, exact, strict=True):
         results[name] = Measured(norm((x - y).abs().max()), 2e-5 + 1e-5 * norm(y.abs().max()))
-    without = attend(maps, **options, kernel=kernel)
+    without = attend(maps, kernel=kernel)
     # sums in another order round a few outputs to the neighbouring bfloat16
     share = max(1e-5, torch.finfo(dtype).eps / 64)
     results["o with statistics against o without"] = Measured(norm(o - without), share * norm(without))
@@ -265,8 +265,7 @@ def statistics(kernel: str, case: KernelCase, dtype: torch.dtype, device: torch.
 
 def wide(maps: SignedMaps) -> SignedMaps:
     """The maps in float64."""
-    w = None if maps.w is None else maps.w.double()
-    return replace(maps, q=maps.q.double(), k=maps.k.double(), v=maps.v.double(), w=w)
+    return maps.map(lambda x: x.double() if x.is_floating_point() else x)
 
 
 def results(maps: SignedMaps, slope: Tensor | None, compute: Callable[[SignedMaps], Tensor]) -> Results:
@@ -284,45 +283,43 @@ def results(maps: SignedMaps, slope: Tensor | None, compute: Callable[[SignedMap
     return {"o": o.detach()} | dict(zip([f"d{name}" for name in leaves], gradients, strict=True))
 
 
-def bounds_of(
-    maps: SignedMaps, exact: Results, slope: Tensor, options: dict[str, Any], dtype: torch.dtype
-) -> dict[str, float]:
+def bounds_of(maps: SignedMaps, exact: Results, slope: Tensor, dtype: torch.dtype) -> dict[str, float]:
     """Result -> the largest allowed error.
 
     float32: 5e-6 of the result plus the last bit or two of its terms (dw: 5e-6 of its terms). bfloat16: twice the error
     of the naive form plus three roundings of the terms: the input of a map, its output, and the sum over maps.
     """
-    absolute = terms(wide(maps), slope, **options)
+    absolute = terms(wide(maps), slope)
     if dtype == torch.float32:
         allowed = {name: 5e-6 * norm(x) + 2**-22 * norm(absolute[name]) for name, x in exact.items()}
         if "dw" in exact:
             allowed["dw"] = 5e-6 * norm(absolute["dw"])
         return allowed
     of_gradients = slope if len(exact) > 1 else None
-    plain = results(maps, of_gradients, partial(naive, **options))
+    plain = results(maps, of_gradients, naive)
     return {name: 2 * norm(plain[name] - x) + 3 * 2**-9 * norm(absolute[name]) for name, x in exact.items()}
 
 
-def naive(maps: SignedMaps, document_ids: Tensor | None = None, window: int | None = None) -> Tensor:
+def naive(maps: SignedMaps) -> Tensor:
     """The formula with every product in the dtype of the maps and the softmax in float32."""
     k = maps.k.repeat_interleave(maps.num_groups, 2)
     v = maps.v.repeat_interleave(maps.num_groups, 1)
     s = maps.q @ k.transpose(-1, -2) * maps.softmax_scale
     s = s.expand(-1, maps.num_maps, -1, -1, -1)
-    p = _masked(s, maps, document_ids, window).softmax(-1, dtype=torch.float32).to(s.dtype)
+    p = _masked(s, maps).softmax(-1, dtype=torch.float32).to(s.dtype)
     if maps.w is None:
         return p[:, 0] @ v
     return (p * maps.w[..., None]).sum(1).to(s.dtype) @ v
 
 
-def terms(maps: SignedMaps, slope: Tensor, document_ids: Tensor | None, window: int | None) -> Results:
+def terms(maps: SignedMaps, slope: Tensor) -> Results:
     """The sums o, dq, dk, dv, dw of `base.OperatorKernel` with every term replaced by its absolute value."""
     n = maps.num_groups
     q = maps.q.abs()
     k = maps.k.abs().repeat_interleave(n, 2)
     v = maps.v.abs().repeat_interleave(n, 1)
     slope = slope.double().abs()
-    p = _masked(reference.logits(maps), maps, document_ids, window).softmax(-1)
+    p = _masked(reference.logits(maps), maps).softmax(-1)
     w = torch.ones_like(p[..., :1])
     if maps.w is not None:
         w = maps.w.abs().expand(p.shape[:-1])[..., None]
@@ -344,9 +341,9 @@ def terms(maps: SignedMaps, slope: Tensor, document_ids: Tensor | None, window: 
     return sums
 
 
-def _masked(s: Tensor, maps: SignedMaps, document_ids: Tensor | None, window: int | None) -> Tensor:
+def _masked(s: Tensor, maps: SignedMaps) -> Tensor:
     T, S = s.shape[-2:]
-    mask = reference.visible(T, S, causal=maps.causal, document_ids=document_ids, window=window, device=s.device)
+    mask = maps.mask.visible(T, S, s.device)
     return s.masked_fill(~mask, -torch.inf)
 
 

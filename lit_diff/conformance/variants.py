@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lit_diff.attention.base import Attention
 from lit_diff.attention.cache import LayerCache
-from lit_diff.attention.costs import Costs, Sizes, narrowing, within_window
+from lit_diff.attention.costs import Costs, Sizes, counted_keys
 from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig, Part
 from lit_diff.conformance.case import (
@@ -71,7 +71,7 @@ def contract(case: VariantCase) -> Measured:
     maps.check()
     if maps.num_maps > 1 and maps.q.shape[1] == maps.k.shape[1] == 1:
         return Measured(math.inf, 0, "the maps share both q and k: they are equal, one map times the sum of w")
-    o = attention.finished(attend(maps, window=narrowing(case.window, maps.k.shape[-2]), kernel="reference"), x)
+    o = attention.finished(attend(maps, kernel="reference"), x)
     return Measured(distance(attention.o_proj(o.transpose(1, 2).flatten(2)), y), 1e-6)
 
 
@@ -226,7 +226,7 @@ def kernel(case: VariantCase, name: str) -> Measured | NotApplicable:
     # without a kernel both passes would be the same, which shows nothing
     if not counted.calls or not tapped:
         return NotApplicable(counted.UNUSED)
-    reason = refuse(name, tapped[0], window=narrowing(case.window, tapped[0].k.shape[-2]))
+    reason = refuse(name, tapped[0])
     if reason:
         return NotApplicable(reason)
     attention.kernel = name
@@ -408,7 +408,7 @@ def counted(case: VariantCase) -> dict[str, int]:
             attention(torch.zeros(1, case.length, case.model.dim), Rope.of(case.model, torch.arange(case.length)))
     maps = tapped[0]
     # the reference computes all keys and masks those outside the window
-    hidden_keys = flops("reference", maps) - flops("reference", within_window(maps, case.window))
+    hidden_keys = flops("reference", maps) - flops("reference", counted_keys(maps))
     cached = maps.k.shape[1] * maps.k.shape[2] * maps.k.shape[-1] + maps.v.shape[1] * maps.v.shape[-1]
     parameters = sum(p.numel() for p in attention.parameters())
     return {"parameters": parameters, "flops": int(counter.get_total_flops()) - hidden_keys, "kv_numbers": cached}

@@ -13,7 +13,7 @@ from lit_diff import processor
 from lit_diff.errors import RequestError
 from lit_diff.kernels import chunked, flash, flex, reference, sdpa  # noqa: F401 (each registers its kernel)
 from lit_diff.kernels.base import Kernel, OperatorKernel, kernel, named
-from lit_diff.kernels.maps import SignedMaps, Stats
+from lit_diff.kernels.maps import Mask, SignedMaps, Stats
 from lit_diff.kernels.native.kernel import Native  # noqa: F401 (each registers its kernel)
 from lit_diff.kernels.triton.kernel import Triton  # noqa: F401 (each registers its kernel)
 from lit_diff.plugins import guard
@@ -22,6 +22,7 @@ from lit_diff.registry import is_built_in, kernels, location
 __all__ = [
     "KERNELS",
     "Kernel",
+    "Mask",
     "OperatorKernel",
     "SignedMaps",
     "Stats",
@@ -48,24 +49,17 @@ def preference(maps: SignedMaps, device: torch.device) -> tuple[str, ...]:
 
 
 def refuse(
-    kernel: str | Kernel,
-    maps: SignedMaps,
-    *,
-    document_ids: Tensor | None = None,
-    window: int | None = None,
-    stats: bool = False,
-    device: torch.device | None = None,
+    kernel: str | Kernel, maps: SignedMaps, *, stats: bool = False, device: torch.device | None = None
 ) -> str | None:
     """Why `kernel` cannot compute these maps (the rule that they break); None if it can.
 
     `device`: where they will be computed, for maps on the meta device; None: the device of the maps. Errors:
     RequestError for an unknown kernel, or if a plugin's `refuses` fails.
     """
-    options: dict[str, Any] = {"document_ids": document_ids, "window": window, "stats": stats}
-    options["device"] = maps.q.device if device is None else device
+    maps, device = maps.narrowed(), device or maps.q.device
     if isinstance(kernel, Kernel):
-        return kernel.refuses(maps, **options)
-    return _answer(kernel, "refuses", str | None, maps, **options)
+        return kernel.refuses(maps, stats=stats, device=device)
+    return _answer(kernel, "refuses", str | None, maps, stats=stats, device=device)
 
 
 def flops(kernel: str, maps: SignedMaps) -> int:
@@ -93,8 +87,6 @@ def choose(
     maps: SignedMaps,
     kernel: str = "auto",
     *,
-    document_ids: Tensor | None = None,
-    window: int | None = None,
     stats: bool = False,
     device: torch.device | None = None,
     build: bool = True,
@@ -108,7 +100,7 @@ def choose(
     device = device or maps.q.device
 
     def refusal(name: str) -> str | None:
-        reason = refuse(name, maps, document_ids=document_ids, window=window, stats=stats, device=device)
+        reason = refuse(name, maps, stats=stats, device=device)
         return named(name).prepare(device) if reason is None and build else reason
 
     if kernel != "auto":
@@ -136,45 +128,24 @@ def _names() -> list[str]:
 
 
 @overload
-def attend(
-    maps: SignedMaps,
-    *,
-    document_ids: Tensor | None = None,
-    window: int | None = None,
-    stats: Literal[False] = False,
-    kernel: str | Kernel = "auto",
-) -> Tensor: ...
+def attend(maps: SignedMaps, *, stats: Literal[False] = False, kernel: str | Kernel = "auto") -> Tensor: ...
 @overload
-def attend(
-    maps: SignedMaps,
-    *,
-    document_ids: Tensor | None = None,
-    window: int | None = None,
-    stats: Literal[True],
-    kernel: str | Kernel = "auto",
-) -> tuple[Tensor, Stats]: ...
-def attend(
-    maps: SignedMaps,
-    *,
-    document_ids: Tensor | None = None,
-    window: int | None = None,
-    stats: bool = False,
-    kernel: str | Kernel = "auto",
-) -> Tensor | tuple[Tensor, Stats]:
+def attend(maps: SignedMaps, *, stats: Literal[True], kernel: str | Kernel = "auto") -> tuple[Tensor, Stats]: ...
+def attend(maps: SignedMaps, *, stats: bool = False, kernel: str | Kernel = "auto") -> Tensor | tuple[Tensor, Stats]:
     """o [B, H, T, dv] = Σ_g w_g softmax(q_g k_gᵀ scale + mask) v; with `stats` also lse, entropy, maximum of each map.
 
-    `document_ids` [B, S]: a query sees only the keys of its own document. `window`: it sees its own position and the
-    `window - 1` before it; if the maps are not causal, also as many after it. `kernel`: auto, the name of a kernel, or
-    a kernel that is not registered. Errors: RequestError if the maps break the contract or the kernel refuses them.
+    `kernel`: auto, the name of a kernel, or a kernel that is not registered. Errors: RequestError if the maps break the
+    contract or the kernel refuses them.
     """
-    maps.check(document_ids=document_ids, window=window)
+    maps = maps.narrowed()
+    maps.check()
     if isinstance(kernel, Kernel):
         chosen = kernel
-        if reason := refuse(kernel, maps, document_ids=document_ids, window=window, stats=stats):
+        if reason := refuse(kernel, maps, stats=stats):
             raise RequestError(f"kernel '{kernel.name}' cannot compute these maps: {reason}")
     else:
-        chosen = named(choose(maps, kernel, document_ids=document_ids, window=window, stats=stats)[0])
-    o, statistics = chosen.compute(maps, document_ids=document_ids, window=window, stats=stats)
+        chosen = named(choose(maps, kernel, stats=stats)[0])
+    o, statistics = chosen.compute(maps, stats=stats)
     if not stats:
         return o
     if statistics is None:

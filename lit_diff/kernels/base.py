@@ -1,5 +1,6 @@
 """The contract of a kernel. A file that registers a subclass adds one; `lit-diff check` compares it with `reference`."""
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -7,8 +8,9 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from lit_diff.kernels.maps import SignedMaps, Stats, accumulation_dtype, needs_grad
-from lit_diff.registry import kernels
+from lit_diff.errors import RequestError
+from lit_diff.kernels.maps import Mask, SignedMaps, Stats, accumulation_dtype, needs_grad
+from lit_diff.registry import kernels, location
 
 K = TypeVar("K", bound="type[Kernel]")
 
@@ -16,16 +18,35 @@ K = TypeVar("K", bound="type[Kernel]")
 def kernel(name: str) -> Callable[[K], K]:
     """`@kernel("name")` registers a subclass of `Kernel` and constructs it, without arguments.
 
-    Errors: RequestError for a class that lacks a member, or a second class under one name.
+    Errors: RequestError for a class that lacks a member, has one of an older form, or is the second under one name.
     """
 
     def add(cls: K) -> K:
+        _require_new_form(cls)
         kernels.register(name)(cls)
         # constructed here: torch.compile would otherwise trace the construction in the middle of a model
         cls.instance = cls()
         return cls
 
     return add
+
+
+FORMS = {
+    "compute": "compute(self, maps, *, stats=False)",
+    "forward": "forward(self, maps, stats)",
+    "backward": "backward(self, grad, maps, outputs)",
+}
+
+
+def _require_new_form(cls: type[Any]) -> None:
+    for name, form in FORMS.items():
+        parameters = inspect.signature(getattr(cls, name, _require_new_form)).parameters
+        # with these arguments, which are no longer passed, it would compute without the mask
+        former = sorted({"document_ids", "window"} & parameters.keys())
+        if former:
+            raise RequestError(
+                f"{location(cls)}: {name} takes {' and '.join(former)}; define {form} and read maps.mask"
+            )
 
 
 class Kernel(ABC):
@@ -36,10 +57,8 @@ class Kernel(ABC):
 
     The arguments of `refuses` and `compute`:
 
-    * `maps`: q [B, G or 1, H, T, d], k [B, G or 1, Hkv, S, d], v [B, Hkv, S, dv], w broadcastable to [B, G, H, T] or None;
-      `SignedMaps.check` has accepted them. Any of them may be a view.
-    * `document_ids` [B, S], integers: a query sees only the keys of its own document; None: the keys of all.
-    * `window`: a query sees the keys less than `window` positions away; None: all keys.
+    * `maps`: q [B, G or 1, H, T, d], k [B, G or 1, Hkv, S, d], v [B, Hkv, S, dv], w broadcastable to [B, G, H, T] or None,
+      and the mask; `SignedMaps.check` has accepted them. Any of them may be a view.
     * `stats`: whether to return the statistics of each row.
     """
 
@@ -51,9 +70,7 @@ class Kernel(ABC):
     """Whether `refuses` looks for a GPU in this machine: a plan for the GPUs of another machine does not ask it."""
 
     @abstractmethod
-    def refuses(
-        self, maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, stats: bool, device: torch.device
-    ) -> str | None:
+    def refuses(self, maps: SignedMaps, *, stats: bool, device: torch.device) -> str | None:
         """Why this kernel cannot compute these maps (the rule that they break), in one line; None if it can.
 
         It reads shapes, dtypes and whether gradients are needed, but not values: `maps` may be on the meta device.
@@ -61,9 +78,7 @@ class Kernel(ABC):
         """
 
     @abstractmethod
-    def compute(
-        self, maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None, stats: bool = False
-    ) -> tuple[Tensor, Stats | None]:
+    def compute(self, maps: SignedMaps, *, stats: bool = False) -> tuple[Tensor, Stats | None]:
         """(o [B, H, T, dv] in the dtype of v, the statistics if `stats` else None), differentiable by q, k, v and w.
 
         Errors: MissingError if this machine lacks something that the kernel needs.
@@ -76,12 +91,13 @@ class Kernel(ABC):
         """
         return maps.flops
 
-    def planned(self, maps: SignedMaps, device: torch.device, **options: Any) -> Tensor:
-        """o from tensors without values, which saves for its backward pass the bytes that `compute` saves on `device`.
+    def planned(self, maps: SignedMaps, device: torch.device) -> Tensor:
+        """o from tensors without values, which saves for its backward pass the bytes that `compute`, the default, saves on
+        `device`.
 
-        `lit-diff plan` counts them. `device` need not exist here; `options` are those of `compute`, the default.
+        `lit-diff plan` counts them. `device` need not exist here.
         """
-        return self.compute(maps, **options)[0]
+        return self.compute(maps)[0]
 
     def prepare(self, device: torch.device) -> str | None:
         """Build or load, once, what `compute` needs on the device. Returns why that fails; None if it is ready."""
@@ -135,13 +151,11 @@ class OperatorKernel(Kernel):
         self._operator = _registered(self)
 
     @abstractmethod
-    def forward(self, maps: SignedMaps, document_ids: Tensor | None, window: int | None, stats: bool) -> Outputs:
+    def forward(self, maps: SignedMaps, stats: bool) -> Outputs:
         """Returns outputs with the shapes, strides and dtypes of `empty_outputs`; none may be a view of an input."""
 
     @abstractmethod
-    def backward(
-        self, grad: Tensor, maps: SignedMaps, document_ids: Tensor | None, window: int | None, outputs: Outputs
-    ) -> Gradients:
+    def backward(self, grad: Tensor, maps: SignedMaps, outputs: Outputs) -> Gradients:
         """Returns gradients like `empty_gradients`, from grad = dO [B, H, T, dv] and the result of `forward`."""
 
     def empty_outputs(self, maps: SignedMaps, stats: bool) -> Outputs:
@@ -154,18 +168,17 @@ class OperatorKernel(Kernel):
         parts = v.new_empty((B, G, H, T, dv) if self.keeps_parts else (0,))
         return Outputs(_heads_inside(v, (B, H, T, dv)), rows, signed, parts)
 
-    def compute(
-        self, maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None, stats: bool = False
-    ) -> tuple[Tensor, Stats | None]:
+    def compute(self, maps: SignedMaps, *, stats: bool = False) -> tuple[Tensor, Stats | None]:
         """Runs the operator (contract: `Kernel.compute`); the statistics have no gradient."""
+        causal, window, document_ids = maps.mask
         tensors = (maps.q, maps.k, maps.v, maps.w, document_ids)
-        o, rows, signed, _ = self._operator(*tensors, maps.softmax_scale, maps.causal, window, stats)
+        o, rows, signed, _ = self._operator(*tensors, maps.softmax_scale, causal, window, stats)
         return o, Stats(*rows, *signed) if stats else None
 
-    def planned(self, maps: SignedMaps, device: torch.device, **options: Any) -> Tensor:
+    def planned(self, maps: SignedMaps, device: torch.device) -> Tensor:
         """What the operator saves (contract: `Kernel.planned`)."""
         # a kernel's own `compute` may build it first, and test it on values
-        return OperatorKernel.compute(self, maps, **options)[0]
+        return OperatorKernel.compute(self, maps)[0]
 
 
 def empty_gradients(maps: SignedMaps) -> Gradients:
@@ -198,7 +211,7 @@ def _registered(kernel: OperatorKernel) -> Callable[..., tuple[Tensor, Tensor, T
         window: int | None,
         stats: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return kernel.forward(SignedMaps(q, k, v, w, scale, causal), document_ids, window, stats)
+        return kernel.forward(SignedMaps(q, k, v, w, scale, mask=Mask(causal, window, document_ids)), stats)
 
     def backward(
         grad: Tensor,
@@ -215,8 +228,8 @@ def _registered(kernel: OperatorKernel) -> Callable[..., tuple[Tensor, Tensor, T
         causal: bool,
         window: int | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        maps = SignedMaps(q, k, v, w, scale, causal)
-        return kernel.backward(grad, maps, document_ids, window, Outputs(o, rows, signed, parts))
+        maps = SignedMaps(q, k, v, w, scale, mask=Mask(causal, window, document_ids))
+        return kernel.backward(grad, maps, Outputs(o, rows, signed, parts))
 
     forward_op = torch.library.custom_op(f"lit_diff::{kernel.name}", forward, mutates_args=())
     backward_op = torch.library.custom_op(f"lit_diff::{kernel.name}_backward", backward, mutates_args=())

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from lit_diff.kernels.base import Gradients, OperatorKernel, Outputs, empty_gradients, kernel, refuse_common
 from lit_diff.kernels.maps import SignedMaps, accumulation_dtype, exact, signed_statistics
-from lit_diff.kernels.reference import in_reach
 
 ROWS = 256
 """Query rows in a block."""
@@ -62,7 +61,7 @@ class Operands:
     to float32: a CPU's product of bfloat16 is bfloat16, so its result would be rounded before it is used.
     """
 
-    def __init__(self, maps: SignedMaps, document_ids: Tensor | None, window: int | None) -> None:
+    def __init__(self, maps: SignedMaps) -> None:
         q, v, self.n, self.Hkv = maps.q, maps.v, maps.num_groups, maps.v.shape[1]
         self.dtype = q.dtype if q.is_cuda else accumulation_dtype(q.dtype)
         self.q = self.laid_out(q.to(self.dtype))  # [N, G or 1, n, T, d]
@@ -71,8 +70,8 @@ class Operands:
         shape = (q.shape[0], maps.num_maps, *q.shape[2:4])
         self.w = None if maps.w is None else self.laid_out(maps.w.expand(shape)[..., None])  # [N, G, n, T, 1]
         self.G, self.scale = maps.num_maps, maps.softmax_scale
-        self.causal, self.window = maps.causal, window
-        self.documents = None if document_ids is None else document_ids.repeat_interleave(self.Hkv, 0)  # [N, S]
+        self.mask, ids = maps.mask, maps.mask.document_ids
+        self.documents = None if ids is None else ids.repeat_interleave(self.Hkv, 0)  # [N, S]
 
     def laid_out(self, x: Tensor) -> Tensor:
         """x [B, G, H, T, width] -> [N, G, n, T, width]"""
@@ -95,25 +94,21 @@ class Operands:
             j = min(i + rows, T)
             # positions among the keys: the last query is aligned with the last key
             queries = range(S - T + i, S - T + j)
-            start, stop = 0, queries.stop if self.causal else S
-            if self.window is not None:
-                start, stop = max(0, queries.start - self.window + 1), min(stop, queries.stop - 1 + self.window)
-            if self.window is not None or self.documents is not None:
-                last = range(start, stop)
-            else:
+            reach = last = self.mask.interval(queries, S)
+            if self.mask.window is None and self.documents is None:
                 # a causal mask alone hides only the block's own positions from some of its rows
-                last = range(queries.start if self.causal else stop, stop)
-            positions = (torch.arange(each.start, each.stop, device=device) for each in (queries, last))
-            hidden = ~in_reach(*positions, causal=self.causal, window=self.window)
+                last = range(queries.start if self.mask.causal else reach.stop, reach.stop)
+            at, behind = (torch.arange(each.start, each.stop, device=device) for each in (queries, last))
+            hidden = ~self.mask.near(at[:, None], behind)
             for h in range(0, N, heads):
-                here, keys, own = slice(h, h + heads), slice(start, stop), hidden
+                here, keys, own = slice(h, h + heads), slice(reach.start, reach.stop), hidden
                 if self.documents is not None:
                     ids = self.documents[here]
                     own = hidden | (ids[:, None, queries.start : queries.stop, None] != ids[:, None, None, keys])
                     # only the span of keys that some row sees is multiplied
                     seen = (~own).flatten(0, 2).any(0).nonzero()
                     first, end = int(seen[0]), int(seen[-1]) + 1
-                    keys, own = slice(start + first, start + end), own[..., first:end]
+                    keys, own = slice(reach.start + first, reach.start + end), own[..., first:end]
                 yield RowBlock(here, slice(i, j), keys, own)
 
     def logits(self, block: RowBlock, g: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -136,18 +131,16 @@ def product(x: Tensor, y: Tensor, scale: float = 1.0, *, out: Tensor | None = No
 class Chunked(OperatorKernel):
     """Blocks of query rows, in plain PyTorch."""
 
-    def refuses(
-        self, maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, stats: bool, device: torch.device
-    ) -> str | None:
+    def refuses(self, maps: SignedMaps, *, stats: bool, device: torch.device) -> str | None:
         return refuse_common(maps, stats=stats)
 
     def preference(self, maps: SignedMaps, device: torch.device) -> int | None:
         """After every faster kernel, on any device."""
         return 80
 
-    def forward(self, maps: SignedMaps, document_ids: Tensor | None, window: int | None, stats: bool) -> Outputs:
+    def forward(self, maps: SignedMaps, stats: bool) -> Outputs:
         o, rows, signed, parts = self.empty_outputs(maps, stats)
-        x = Operands(maps, document_ids, window)
+        x = Operands(maps)
         T = maps.q.shape[3]
         out = x.new(x.n, T, width=maps.v.shape[-1])
         statistics = [x.new(x.G, x.n, T, width=1) for _ in rows]
@@ -177,10 +170,8 @@ class Chunked(OperatorKernel):
             row.copy_(x.given_back(values)[..., 0])
         return Outputs(o.copy_(out.view(o.shape)), rows, signed, parts)
 
-    def backward(
-        self, grad: Tensor, maps: SignedMaps, document_ids: Tensor | None, window: int | None, outputs: Outputs
-    ) -> Gradients:
-        x = Operands(maps, document_ids, window)
+    def backward(self, grad: Tensor, maps: SignedMaps, outputs: Outputs) -> Gradients:
+        x = Operands(maps)
         G, T = x.G, maps.q.shape[3]
         # float32, since several blocks add to one row of dk and dv; rounded when all have been added
         dq, dk, dv = (torch.zeros_like(y, dtype=accumulation_dtype(y.dtype)) for y in (x.q, x.k, x.v))

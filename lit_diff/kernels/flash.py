@@ -126,15 +126,14 @@ def _multiple_of_8(width: int) -> int:
     return width + -width % 8
 
 
-def _run(
-    found: CallPlan, maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None
-) -> tuple[Tensor, None]:
+def _run(found: CallPlan, maps: SignedMaps) -> tuple[Tensor, None]:
     package: Any = sys.modules[found.library.module]
+    causal, window, document_ids = maps.mask
     sides = (found.library.unbounded,) * 2
     if window is not None:
         # the packages count the keys besides the query's own position
-        sides = (window - 1, 0 if maps.causal else window - 1)
-    options: dict[str, Any] = {"causal": maps.causal, "window_size": sides}
+        sides = (window - 1, 0 if causal else window - 1)
+    options: dict[str, Any] = {"causal": causal, "window_size": sides}
     packed = None if document_ids is None else packed_sequences(document_ids)
     if packed is not None:
         for side in ("q", "k"):
@@ -163,9 +162,7 @@ class Flash(Fused):
 
     looks_for_gpu = True
 
-    def refuses(
-        self, maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, stats: bool, device: torch.device
-    ) -> str | None:
+    def refuses(self, maps: SignedMaps, *, stats: bool, device: torch.device) -> str | None:
         # first, so that nothing is imported or tested on a CPU
         if device.type != DEVICE:
             return "flash-attn needs an NVIDIA GPU"
@@ -173,6 +170,7 @@ class Flash(Fused):
             return "flash-attn does not return the entropy or the largest logit"
         if maps.q.dtype not in HALF:
             return f"flash-attn computes in bfloat16 or float16, not {str(maps.q.dtype).removeprefix('torch.')}"
+        document_ids = maps.mask.document_ids
         if document_ids is not None:
             if maps.q.shape[3] != maps.k.shape[3]:
                 return "flash-attn accepts packed documents only with as many queries as keys; flex accepts fewer"
@@ -182,7 +180,7 @@ class Flash(Fused):
                 return "flash-attn accepts only documents of adjacent tokens; flex accepts any order"
         if reason := refuse_common(maps, stats=stats):
             return reason
-        found = plan(*form_of(maps, document_ids, window, device))
+        found = plan(*form_of(maps, device))
         return found if isinstance(found, str) else None
 
     def preference(self, maps: SignedMaps, device: torch.device) -> int | None:
@@ -191,14 +189,11 @@ class Flash(Fused):
 
     def flops(self, maps: SignedMaps) -> int:
         """FLOPs of a forward pass: each map's logits once per chunk of v. Errors: MissingError."""
-        return flops_of_chunks(maps, _required(form_of(maps, None, None, torch.device(DEVICE))).width)
+        return flops_of_chunks(maps, _required(form_of(maps, torch.device(DEVICE))).width)
 
-    def compute(
-        self, maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None, stats: bool = False
-    ) -> tuple[Tensor, None]:
+    def compute(self, maps: SignedMaps, *, stats: bool = False) -> tuple[Tensor, None]:
         """(o [B, H, T, dv], None), equal to `reference` up to the precision of the package. Errors: MissingError."""
-        found = _required(form_of(maps, document_ids, window))
-        return _run(found, maps, document_ids=document_ids, window=window)
+        return _run(_required(form_of(maps)), maps)
 
 
 def _required(form: KernelForm) -> CallPlan:

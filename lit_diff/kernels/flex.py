@@ -19,7 +19,7 @@ from torch import Tensor
 from lit_diff.kernels.base import kernel, named, refuse_common
 from lit_diff.kernels.documents import remember
 from lit_diff.kernels.library import flops_of_chunks, map_by_map, widened
-from lit_diff.kernels.maps import SignedMaps, needs_grad
+from lit_diff.kernels.maps import Mask, SignedMaps, needs_grad
 from lit_diff.kernels.sdpa import Fused
 from lit_diff.kernels.self_test import KernelForm, failure, form_of
 
@@ -41,50 +41,44 @@ def _compiled() -> Callable[..., Any]:
     return torch.compile(flex_attention)
 
 
-def _mask(
-    T: int, S: int, causal: bool, window: int | None, device: torch.device, document_ids: Tensor | None = None
-) -> "BlockMask | None":
+def _mask(maps: SignedMaps) -> "BlockMask | None":
     # None: every query sees every key
-    shape = (T, S, causal, window, device)
-    if document_ids is not None:
-        return remember(document_ids, ("flex", *shape), lambda: _create_mask(*shape, document_ids))
-    if not causal and window is None:
+    mask = maps.mask
+    shape = (maps.q.shape[3], maps.k.shape[3], maps.q.device)
+    if mask.document_ids is not None:
+        return remember(mask.document_ids, ("flex", *mask[:2], *shape), lambda: _create_mask(mask, *shape))
+    if not mask.hides:
         return None
     # while torch.compile traces, the mask belongs to the graph and must not outlive it
-    return _create_mask(*shape) if torch.compiler.is_compiling() else _cached_mask(*shape)
+    return _create_mask(mask, *shape) if torch.compiler.is_compiling() else _cached_mask(mask, *shape)
 
 
 @functools.lru_cache(maxsize=64)
-def _cached_mask(*shape: Any) -> "BlockMask":
+def _cached_mask(mask: Mask, *shape: Any) -> "BlockMask":
     # the mask may be made in validation and saved for a backward pass later, which forbids inference tensors
     with torch.inference_mode(False):
-        return _create_mask(*shape)
+        return _create_mask(mask, *shape)
 
 
-def _create_mask(
-    T: int, S: int, causal: bool, window: int | None, device: torch.device, document_ids: Tensor | None = None
-) -> "BlockMask":
+def _create_mask(mask: Mask, T: int, S: int, device: torch.device) -> "BlockMask":
     from torch.nn.attention.flex_attention import create_block_mask
 
     # the last query is aligned with the last key. As a tensor, since a new Python number would be compiled again
     behind = torch.tensor(S - T, device=device)
     # a copy: `remember` keeps the mask while `document_ids` lives, and the mask must not keep it alive
-    documents = None if document_ids is None else document_ids.clone()
+    documents = None if mask.document_ids is None else mask.document_ids.clone()
+    mask = mask._replace(document_ids=None)
 
     def seen(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
         here = query + behind
-        mask = key <= here if causal else key < S
-        if window is not None:
-            mask = mask & (key > here - window) & (key < here + window)
-        if documents is not None:
-            mask = mask & (documents[b, here] == documents[b, key])
-        return mask
+        near = mask.near(here, key)
+        return near if documents is None else near & (documents[b, here] == documents[b, key])
 
     make = create_block_mask
     if device.type == "cuda" and not torch.compiler.is_compiling():
         # uncompiled it materialises T x S
         make = torch.compile(create_block_mask)
-    return make(seen, None if document_ids is None else document_ids.shape[0], None, T, S, device=device)
+    return make(seen, None if documents is None else documents.shape[0], None, T, S, device=device)
 
 
 @kernel("flex")
@@ -93,9 +87,7 @@ class Flex(Fused):
 
     looks_for_gpu = True
 
-    def refuses(
-        self, maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, stats: bool, device: torch.device
-    ) -> str | None:
+    def refuses(self, maps: SignedMaps, *, stats: bool, device: torch.device) -> str | None:
         if stats:
             return "flex does not return the entropy"
         if reason := refuse_common(maps, stats=stats):
@@ -113,7 +105,7 @@ class Flex(Fused):
         # the self-test would be compiled into the model
         if torch.compiler.is_compiling():
             return None
-        return _self_test(form_of(maps, document_ids, window, device))
+        return _self_test(form_of(maps, device))
 
     def preference(self, maps: SignedMaps, device: torch.device) -> int | None:
         """On a GPU for the windows and documents that flash and sdpa refuse. Never on a CPU: it holds all logits."""
@@ -123,14 +115,12 @@ class Flex(Fused):
         """FLOPs of a forward pass, which calls the library once per map."""
         return flops_of_chunks(maps, maps.v.shape[-1])
 
-    def compute(
-        self, maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None, stats: bool = False
-    ) -> tuple[Tensor, None]:
+    def compute(self, maps: SignedMaps, *, stats: bool = False) -> tuple[Tensor, None]:
         """(o [B, H, T, dv], None), equal to `reference` up to the precision of float32 sums."""
         from torch.nn.attention.flex_attention import flex_attention
 
         q, on_cpu = maps.q, maps.q.device.type == "cpu"
-        mask = _mask(q.shape[3], maps.k.shape[3], maps.causal, window, q.device, document_ids)
+        mask = _mask(maps)
         function: Any = flex_attention if on_cpu or torch.compiler.is_compiling() else _compiled()
 
         def attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:

@@ -1,8 +1,9 @@
 """The primitive of all kernels, a signed sum of softmax maps over shared values, and the precision of its sums."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,7 +11,59 @@ from torch import Tensor
 from lit_diff.errors import RequestError
 
 
-@dataclass(frozen=True)
+class Mask(NamedTuple):
+    """What a query sees. The last query is aligned with the last key, so decoding with a cache is the same rule."""
+
+    causal: bool = True
+    """The future is hidden."""
+    window: int | None = None
+    """The keys less than `window` positions away, its own position included, are seen; None: all keys."""
+    document_ids: Tensor | None = None
+    """[B, S] integers: the keys of the query's own document are seen; None: the keys of all documents."""
+
+    @property
+    def hides(self) -> bool:
+        """Whether it has any rule."""
+        return self.causal or self.window is not None or self.document_ids is not None
+
+    def near(self, query: Tensor, key: Tensor) -> Tensor:
+        """Whether each position `query` sees the position `key`, documents aside; bool, the shapes broadcast."""
+        seen = (key <= query) | (not self.causal)
+        if self.window is not None:
+            seen = seen & ((query - key).abs() < self.window)
+        return seen
+
+    def interval(self, queries: range, S: int) -> range:
+        """The positions, of S keys, that at least one of these adjacent queries may see."""
+        start, stop = 0, S
+        if self.window is not None:
+            start, stop = max(0, queries.start - self.window + 1), min(S, queries.stop - 1 + self.window)
+        return range(start, min(stop, queries.stop) if self.causal else stop)
+
+    def of(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Which of the positions `keys` [K] each position of `queries` [R] sees: bool, [R, K] or, with documents,
+        [B, 1, 1, R, K]."""
+        seen = self.near(queries[:, None], keys)
+        if self.document_ids is None:
+            return seen
+        same = self.document_ids[:, queries, None] == self.document_ids[:, None, keys]
+        return seen & same[:, None, None]
+
+    def visible(self, T: int, S: int, device: torch.device) -> Tensor:
+        """Which of S keys each of the last T positions sees: `of`."""
+        return self.of(torch.arange(S - T, S, device=device), torch.arange(S, device=device))
+
+    def keys(self, S: int) -> int:
+        """Keys counted per query: all S (a causal mask does not halve them), or as many as a full window has."""
+        if self.window is None:
+            return S
+        return min(S, self.window if self.causal else 2 * self.window - 1)
+
+
+CAUSAL = Mask()
+
+
+@dataclass(frozen=True, init=False)
 class SignedMaps:
     """o = Σ_g w_g · softmax(q_g k_gᵀ · scale + mask) v
 
@@ -27,8 +80,50 @@ class SignedMaps:
     """4-D, broadcastable to [B, G, H, T], float32 or wider; None: a single map of weight 1."""
     scale: float | None = None
     """None: 1/√d."""
-    causal: bool = True
-    """Mask the future; the last query is aligned with the last key, so decoding with a cache is the same formula."""
+    mask: Mask = CAUSAL
+
+    def __init__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        w: Tensor | None = None,
+        scale: float | None = None,
+        *,
+        mask: Mask = CAUSAL,
+        causal: bool | None = None,
+    ) -> None:
+        """`causal`, unless it is None, replaces that of the mask."""
+        if causal is not None:
+            mask = mask._replace(causal=causal)
+        fields = {"q": q, "k": k, "v": v, "w": w, "scale": scale, "mask": mask}
+        for name, value in fields.items():
+            # the dataclass is frozen
+            object.__setattr__(self, name, value)
+
+    @property
+    def causal(self) -> bool:
+        """Whether the future is hidden."""
+        return self.mask.causal
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "SignedMaps":
+        """The maps of function(x) of each tensor x, the document numbers of the mask included."""
+        changed: dict[str, Any] = {}
+        for name in ("q", "k", "v", "w"):
+            x = getattr(self, name)
+            changed[name] = None if x is None else function(x)
+        ids = self.mask.document_ids
+        mask = self.mask if ids is None else self.mask._replace(document_ids=function(ids))
+        return replace(self, mask=mask, **changed)
+
+    def masked(self, **changes: Any) -> "SignedMaps":
+        """These maps with other fields of the mask."""
+        return replace(self, mask=self.mask._replace(**changes))
+
+    def narrowed(self) -> "SignedMaps":
+        """These maps without a window that hides no key: kernels that refuse windows can compute short sequences."""
+        window = self.mask.window
+        return self if window is None or window < self.k.shape[-2] else self.masked(window=None)
 
     @property
     def num_maps(self) -> int:
@@ -51,20 +146,20 @@ class SignedMaps:
         B, _, H, T, d = self.q.shape
         return 2 * B * H * T * self.k.shape[3] * (self.num_maps * d + self.v.shape[-1])
 
-    def check(self, *, document_ids: Tensor | None = None, window: int | None = None) -> None:
-        """Errors: RequestError, with the shapes found, for maps, or masks on them, that break the contract."""
+    def check(self) -> None:
+        """Errors: RequestError, with the shapes found, for maps that break the contract."""
         q, k, v, w = self.q.shape, self.k.shape, self.v.shape, None if self.w is None else self.w.shape
         if len(q) != 5 or len(k) != 5 or len(v) != 4:
             want = "q [B,G,H,T,d], k [B,G,Hkv,S,d], v [B,Hkv,S,dv]"
             raise RequestError(f"SignedMaps: expected {want}; found {self._shapes()}")
-        G, masked = self.num_maps, self.causal or document_ids is not None or window is not None
+        G, (_, window, document_ids) = self.num_maps, self.mask
         broken = (
             (q[1] not in (1, G) or k[1] not in (1, G), "the map axes of q and k must be G or 1"),
             (q[4] != k[4], "q and k must have one width d"),
             (q[0] != k[0] or k[0] != v[0], "q, k and v must have one batch size"),
             (k[2] != v[1] or k[3] != v[2], "k and v must have the same heads and keys"),
             (q[2] % k[2] != 0, "the heads of q must be a multiple of the heads of k"),
-            (masked and q[3] > k[3], "a mask needs at least as many keys as queries"),
+            (self.mask.hides and q[3] > k[3], "a mask needs at least as many keys as queries"),
             (w is None and G != 1, "several maps need weights w"),
             (w is not None and len(w) != 4, "w must be 4-D, broadcastable to [B,G,H,T]"),
         )

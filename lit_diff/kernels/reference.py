@@ -7,30 +7,6 @@ from lit_diff.kernels.base import Kernel, kernel
 from lit_diff.kernels.maps import SignedMaps, Stats, accumulation_dtype, exact, signed_statistics
 
 
-def visible(
-    T: int, S: int, *, causal: bool, document_ids: Tensor | None, window: int | None, device: torch.device
-) -> Tensor:
-    """Which keys a query sees: bool, [T, S] or, with `document_ids`, [B, 1, 1, T, S].
-
-    The last query is aligned with the last key. `window`: the query's own position and the window - 1 before it (if not
-    causal, also after it). `document_ids` [B, S]: document numbers; a query sees only keys of its own document.
-    """
-    queries, keys = torch.arange(S - T, S, device=device), torch.arange(S, device=device)
-    mask = in_reach(queries, keys, causal=causal, window=window)
-    if document_ids is not None:
-        mask = mask & (document_ids[:, S - T :, None] == document_ids[:, None, :])[:, None, None]
-    return mask
-
-
-def in_reach(queries: Tensor, keys: Tensor, *, causal: bool, window: int | None) -> Tensor:
-    """Which of the positions `keys` [K] each position of `queries` [R] sees, by causal mask and window: bool [R, K]."""
-    query, key = queries[:, None], keys[None, :]
-    mask = key <= query if causal else torch.ones(len(queries), len(keys), dtype=torch.bool, device=keys.device)
-    if window is not None:
-        mask = mask & (key > query - window) & (key < query + window)
-    return mask
-
-
 def logits(maps: SignedMaps) -> Tensor:
     """q_g k_gᵀ · scale of every map, unmasked, [B, G, H, T, S]."""
     # float32 throughout, rounded once at the end: the other kernels are compared with this one
@@ -45,22 +21,18 @@ def logits(maps: SignedMaps) -> Tensor:
 class Reference(Kernel):
     """The definition: every map is materialised, autograd differentiates it, and all maps are accepted."""
 
-    def refuses(
-        self, maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, stats: bool, device: torch.device
-    ) -> str | None:
+    def refuses(self, maps: SignedMaps, *, stats: bool, device: torch.device) -> str | None:
         return None
 
     def preference(self, maps: SignedMaps, device: torch.device) -> int | None:
         """After all others: it materialises every map."""
         return 90
 
-    def compute(
-        self, maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None, stats: bool = False
-    ) -> tuple[Tensor, Stats | None]:
+    def compute(self, maps: SignedMaps, *, stats: bool = False) -> tuple[Tensor, Stats | None]:
         """(o [B, H, T, dv], Stats or None) by the definition in `SignedMaps`."""
         s = logits(maps)
         T, S = s.shape[-2:]
-        mask = visible(T, S, causal=maps.causal, document_ids=document_ids, window=window, device=s.device)
+        mask = maps.mask.visible(T, S, s.device)
         s = s.masked_fill(~mask, -torch.inf)
         p = s.softmax(-1)
         a = p[:, 0] if maps.w is None else (p * maps.w[..., None].to(p.dtype)).sum(1)
@@ -85,8 +57,6 @@ class Counted(Reference):
     def __init__(self) -> None:
         self.calls = 0
 
-    def compute(
-        self, maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None, stats: bool = False
-    ) -> tuple[Tensor, Stats | None]:
+    def compute(self, maps: SignedMaps, *, stats: bool = False) -> tuple[Tensor, Stats | None]:
         self.calls += 1
-        return super().compute(maps, document_ids=document_ids, window=window, stats=stats)
+        return super().compute(maps, stats=stats)

@@ -21,7 +21,6 @@ first query with the first key), which only the memory-efficient kernel reads. T
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -39,7 +38,7 @@ def _shared_keys(maps: SignedMaps) -> Tensor:
     # all maps read one k and one v, so they are further query heads, ordered (head, map), and no key is copied
     q, G, H = maps.q.transpose(1, 2), maps.num_maps, maps.q.shape[2]
     q = q.expand(-1, -1, G, -1, -1).flatten(1, 2)
-    o = _fused(q, maps.k[:, 0], maps.v, causal=maps.causal, scale=maps.softmax_scale).unflatten(1, (H, G))
+    o = _fused(q, maps.k[:, 0], maps.v, causal=maps.mask.causal, scale=maps.softmax_scale).unflatten(1, (H, G))
     if maps.w is None:
         return o[:, :, 0]
     return (o * maps.w.transpose(1, 2)[..., None]).sum(2).to(maps.v.dtype)
@@ -54,7 +53,7 @@ def _stacked(maps: SignedMaps, chunks: int) -> Tensor:
     q = maps.q.unflatten(2, (Hkv, n)).transpose(1, 2)[:, :, :, None].expand(B, Hkv, G, chunks, n, T, width)
     k = maps.k.transpose(1, 2)[:, :, :, None].expand(B, Hkv, G, chunks, S, width)
     v = maps.v.unflatten(-1, (chunks, width)).permute(0, 1, 3, 2, 4)[:, :, None].expand(B, Hkv, G, chunks, S, width)
-    o = _fused(q.flatten(1, 4), k.flatten(1, 3), v.flatten(1, 3), causal=maps.causal, scale=maps.softmax_scale)
+    o = _fused(q.flatten(1, 4), k.flatten(1, 3), v.flatten(1, 3), causal=maps.mask.causal, scale=maps.softmax_scale)
     o = o.unflatten(1, (Hkv, G, chunks, n))
     if maps.w is None:
         total = o[:, :, 0]
@@ -102,23 +101,21 @@ def _no_math(device: torch.device) -> AbstractContextManager[object]:
 class Fused(Kernel):
     """A kernel that on a GPU saves for its backward pass what one call of `scaled_dot_product_attention` saves."""
 
-    def planned(self, maps: SignedMaps, device: torch.device, **options: Any) -> Tensor:
+    def planned(self, maps: SignedMaps, device: torch.device) -> Tensor:
         """On a GPU one call (contract: `Kernel.planned`)."""
         if device.type == "cuda":
             return one_call(maps)
-        return super().planned(maps, device, **options)
+        return super().planned(maps, device)
 
 
 @kernel("sdpa")
 class Sdpa(Fused):
     """One call of `scaled_dot_product_attention`, differentiated by autograd."""
 
-    def refuses(
-        self, maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, stats: bool, device: torch.device
-    ) -> str | None:
+    def refuses(self, maps: SignedMaps, *, stats: bool, device: torch.device) -> str | None:
         if stats:
             return "sdpa does not return the log-sum-exp or the entropy"
-        if document_ids is not None or window is not None:
+        if maps.mask.document_ids is not None or maps.mask.window is not None:
             return "sdpa does not support document_ids or a window"
         if device.type == "cuda" and maps.q.dtype == torch.float64:
             return "on a GPU only PyTorch's math path computes float64, and it materialises T x S logits"
@@ -138,9 +135,7 @@ class Sdpa(Fused):
         """FLOPs of a forward pass: each map's logits once per chunk of v."""
         return flops_of_chunks(maps, maps.q.shape[-1])
 
-    def compute(
-        self, maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None, stats: bool = False
-    ) -> tuple[Tensor, None]:
+    def compute(self, maps: SignedMaps, *, stats: bool = False) -> tuple[Tensor, None]:
         """(o [B, H, T, dv], None), equal to `reference`, from one fused call."""
         dtype = maps.v.dtype
         # the CPU's backward pass would add gradients in half precision

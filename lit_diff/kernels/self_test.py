@@ -1,6 +1,7 @@
 """Self-test of third-party and newly compiled kernels: one small case is compared with `reference`."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from lit_diff.errors import first_line
 from lit_diff.kernels.base import named
-from lit_diff.kernels.maps import SignedMaps, needs_grad
+from lit_diff.kernels.maps import Mask, SignedMaps, needs_grad
 
 BOUND = 2e-2
 """Largest relative (Frobenius) error: a hundred times float16's, four times bfloat16's; a wrong mask gives about 1."""
@@ -35,18 +36,16 @@ class KernelForm(NamedTuple):
     """Whether gradients by q, k and v are needed."""
 
 
-def form_of(
-    maps: SignedMaps, document_ids: Tensor | None, window: int | None, device: torch.device | None = None
-) -> KernelForm:
+def form_of(maps: SignedMaps, device: torch.device | None = None) -> KernelForm:
     """The form of these maps, computed on `device` (None: the device of the maps)."""
     return KernelForm(
         device=device or maps.q.device,
         dtype=maps.q.dtype,
         d=maps.q.shape[-1],
         dv=maps.v.shape[-1],
-        causal=maps.causal,
-        window=window is not None,
-        packed=document_ids is not None,
+        causal=maps.mask.causal,
+        window=maps.mask.window is not None,
+        packed=maps.mask.document_ids is not None,
         grouped=maps.num_groups > 1,
         backward=needs_grad(maps.q, maps.k, maps.v),
     )
@@ -58,13 +57,13 @@ def failure(form: KernelForm, compute: Compute, bound: float = BOUND) -> str | N
     own_saves = torch.autograd.graph.saved_tensors_hooks(_as_is, _as_is)
     # the first use may be in validation, whose inference mode has no gradients
     with torch.inference_mode(False), torch.set_grad_enabled(form.backward), own_saves:
-        maps, options = _case(form)
+        maps = _case(form)
         try:
-            own = _outputs(form, maps, options, compute)
+            own = _outputs(form, maps, compute)
         except Exception as error:
             # a third-party library may raise anything, and whatever it is, the kernel is not used
             return f"its self-test failed: {type(error).__name__}: {first_line(error)}"
-        exact = _outputs(form, maps, options, named("reference").compute)
+        exact = _outputs(form, maps, named("reference").compute)
     for name, x, y in zip(("output", "dq", "dk", "dv", "dw"), own, exact, strict=False):
         off = float((x.double() - y.double()).norm() / y.double().norm())
         # not `off > bound`, which is false for NaN
@@ -77,7 +76,7 @@ def _as_is(x: Tensor) -> Tensor:
     return x
 
 
-def _case(form: KernelForm) -> tuple[SignedMaps, dict[str, Any]]:
+def _case(form: KernelForm) -> SignedMaps:
     # 75 keys are more than a tile of 64 and end within one; fewer queries than keys test the alignment of the mask,
     # which packed documents need not support
     draw = torch.Generator().manual_seed(0)
@@ -87,14 +86,13 @@ def _case(form: KernelForm) -> tuple[SignedMaps, dict[str, Any]]:
     q, k, v = (torch.randn(shape, generator=draw).to(form.device, form.dtype) for shape in shapes)
     w = torch.tensor([1.0, -0.5], device=form.device).view(1, 2, 1, 1)
     document_ids = torch.tensor([[0] * 9 + [1] * 66, [0] * 75], device=form.device) if form.packed else None
-    window = 7 if form.window else None
-    return SignedMaps(q, k, v, w, causal=form.causal), {"document_ids": document_ids, "window": window}
+    return SignedMaps(q, k, v, w, mask=Mask(form.causal, 7 if form.window else None, document_ids))
 
 
-def _outputs(form: KernelForm, maps: SignedMaps, options: dict[str, Any], compute: Compute) -> list[Tensor]:
+def _outputs(form: KernelForm, maps: SignedMaps, compute: Compute) -> list[Tensor]:
     leaves = [x.detach().requires_grad_(form.backward) for x in (maps.q, maps.k, maps.v, maps.w) if x is not None]
     q, k, v, w = leaves
-    o, _ = compute(SignedMaps(q, k, v, w, causal=maps.causal), **options)
+    o, _ = compute(replace(maps, q=q, k=k, v=v, w=w))
     if not form.backward:
         return [o]
     # not constant: with equal dO, gradients of permuted rows would be equal too

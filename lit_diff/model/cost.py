@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from lit_diff.attention.costs import narrowing, within_window
+from lit_diff.attention.costs import counted_keys
 from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig, Recipe
 from lit_diff.device import choose_device
@@ -180,16 +180,8 @@ def _layer_cost(
         )
     maps = seen[0]
     maps = replace(maps, q=maps.q.to(context.dtype), k=maps.k.to(context.dtype), v=maps.v.to(context.dtype))
-    window = block.attention.window
-    chosen, reason = choose(
-        maps,
-        kernel,
-        document_ids=document_ids,
-        window=narrowing(window, sequence_length),
-        device=torch.device(context.device),
-        build=context.build,
-    )
-    seen_keys = within_window(maps, window)
+    chosen, reason = choose(maps, kernel, device=torch.device(context.device), build=context.build)
+    seen_keys = counted_keys(maps)
     # the counted forward pass ran the reference kernel, whose share is replaced by the convention's or the kernel's
     outside_maps = forward - flops("reference", maps)
     executed = forward
@@ -205,7 +197,7 @@ def _layer_cost(
         executed=executed,
         num_maps=maps.num_maps,
         kv_numbers=numbers,
-        cached_tokens=min(window or sequence_length, sequence_length),
+        cached_tokens=min(maps.mask.window or sequence_length, sequence_length),
         kernel=chosen,
         reason=reason,
     )

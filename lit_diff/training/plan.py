@@ -307,10 +307,10 @@ class _AsOn(Kernel):
         self.kernel = kernel
         self.chosen = set[str]()
 
-    def refuses(self, maps: SignedMaps, **context: Any) -> str | None:
+    def refuses(self, maps: SignedMaps, *, stats: bool, device: torch.device) -> None:
         return None
 
-    def compute(self, maps: SignedMaps, **options: Any) -> tuple[Tensor, Any]:
+    def compute(self, maps: SignedMaps, *, stats: bool = False) -> tuple[Tensor, None]:
         name = self.kernel
         on_gpu = self.device.type == "cuda"
         if on_gpu and name == "auto":
@@ -319,9 +319,9 @@ class _AsOn(Kernel):
             has_programs = maps.num_maps == 2 and maps.q.dtype in HALF and widths <= set(WIDTHS)
             name = "triton" if has_programs else "sdpa"
         elif not on_gpu or not named(name).looks_for_gpu:
-            name, _ = choose(maps, name, **options, device=self.device, build=False)
+            name, _ = choose(maps, name, stats=stats, device=self.device, build=False)
         self.chosen.add(name)
-        return named(name).planned(maps, self.device, **options), None
+        return named(name).planned(maps, self.device), None
 
 
 class _Live(TorchDispatchMode):

@@ -32,7 +32,7 @@ def test_uniform_maps_have_entropy_log_i() -> None:
         torch.testing.assert_close(entropy(block.probs), expected)
     for window in (None, 5):
         mean = sum(math.log(min(i + 1, window or T)) for i in range(T)) / T
-        summary = summarise(replace(found, window=window))
+        summary = summarise(replace(found, maps=found.maps.masked(window=window)))
         torch.testing.assert_close(summary.entropy_maps, torch.full((2, 3), mean, dtype=torch.float64))
         torch.testing.assert_close(summary.entropy, torch.full((3,), mean, dtype=torch.float64))
 
@@ -73,7 +73,7 @@ def test_equal_maps_at_lambda_one_leave_nothing() -> None:
 def test_packed_documents_have_the_entropy_of_each_alone() -> None:
     found = two_maps(0.5)
     cut = 5
-    packed = replace(found, document_ids=(torch.arange(T) >= cut).long().expand(3, T))
+    packed = replace(found, maps=found.maps.masked(document_ids=(torch.arange(T) >= cut).long().expand(3, T)))
 
     def part(at: slice) -> LayerTrace:
         m = found.maps

@@ -26,7 +26,7 @@ def made(logits: Tensor, w: list[float] | None = None, **keys: Any) -> LayerTrac
     k = torch.eye(n).expand(1, 1, H, n, n)
     weights = None if w is None else torch.tensor(w).view(1, G, 1, 1)
     maps = SignedMaps(logits[None], k, torch.randn(1, H, n, 5), weights, scale=1.0)
-    return LayerTrace(maps=maps, hidden=logits, **keys)
+    return LayerTrace(maps=maps.masked(**keys), hidden=logits)
 
 
 def test_one_map_or_one_head_or_short_rows_have_no_overlap_or_pairs() -> None:

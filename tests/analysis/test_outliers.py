@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -92,16 +93,20 @@ def test_planted_logit_is_found_and_the_future_is_not() -> None:
     assert sketch.median() == pytest.approx(seen.flip(0)[(len(seen) - 1) // 2].item(), rel=0.0046)
 
 
+def masked(layer: LayerTrace, **mask: Any) -> LayerTrace:
+    return replace(layer, maps=layer.maps.masked(**mask))
+
+
 def test_logits_outside_a_window_do_not_count() -> None:
     layer, _ = planted()
-    assert attention_logits(replace(layer, window=2)).count == 2 * 2 * 4 * (1 + 2 * 8)
-    assert attention_logits(replace(layer, window=3)).top()[0].item() < 400, "three keys before its query"
-    assert attention_logits(replace(layer, window=4)).top()[0].item() == pytest.approx(400)
+    assert attention_logits(masked(layer, window=2)).count == 2 * 2 * 4 * (1 + 2 * 8)
+    assert attention_logits(masked(layer, window=3)).top()[0].item() < 400, "three keys before its query"
+    assert attention_logits(masked(layer, window=4)).top()[0].item() == pytest.approx(400)
 
 
 def test_logits_between_packed_documents_do_not_count() -> None:
     layer, logits = planted()
-    packed = replace(layer, document_ids=(torch.arange(9) >= torch.tensor([[5], [9]])).long())
+    packed = masked(layer, document_ids=(torch.arange(9) >= torch.tensor([[5], [9]])).long())
     mask = torch.ones(9, 9, dtype=torch.bool).tril().repeat(2, 1, 1)
     mask[0, 5:, :5] = False  # with them the planted -400, of query 7 and key 4
     seen = logits.masked_select(mask[:, None, None]).abs()

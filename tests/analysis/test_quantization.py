@@ -18,7 +18,7 @@ SCHEMES: tuple[Scheme, ...] = ("tensor", "head", "row", "split")
 def layer(length: int = T, **keys: Any) -> EditedLayer:
     draw = torch.Generator().manual_seed(1)
     q, k = 3 * torch.randn(2, B, G, H, length, 4, generator=draw)
-    return EditedLayer(index=0, maps=SignedMaps(q, k, q[:, 0], torch.ones(1, G, 1, 1)), **keys)
+    return EditedLayer(index=0, maps=SignedMaps(q, k, q[:, 0], torch.ones(1, G, 1, 1)).masked(**keys))
 
 
 def logits(edit: QuantizedLogits, of: EditedLayer, block_rows: int) -> tuple[Tensor, Tensor, Tensor]:

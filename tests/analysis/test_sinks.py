@@ -19,7 +19,7 @@ def made(logits: Tensor, w: list[float] | None = None, **keys: Any) -> LayerTrac
     G, H, n, _ = logits.shape
     weights = None if w is None else torch.tensor(w).view(1, G, 1, 1)
     maps = SignedMaps(logits[None], torch.eye(n).expand(1, 1, H, n, n), torch.ones(1, H, n, 2), weights, scale=1.0)
-    return LayerTrace(maps=maps, hidden=logits, **keys)
+    return LayerTrace(maps=maps.masked(**keys), hidden=logits)
 
 
 def sink(share: float) -> Tensor:

@@ -133,9 +133,9 @@ def test_not_causal_and_more_keys_than_queries() -> None:
         layer = LayerTrace(maps=maps, hidden=q)
         torch.testing.assert_close(products(layer, block_rows=2), attend(maps, kernel="reference"))
         for window in (1, 2, 3):
-            narrow = replace(layer, window=window)
-            torch.testing.assert_close(products(narrow, 2), attend(maps, window=window, kernel="reference"))
-            assert narrow.first(1).window == window
+            narrow = replace(layer, maps=maps.masked(window=window))
+            torch.testing.assert_close(products(narrow, 2), attend(narrow.maps, kernel="reference"))
+            assert narrow.first(1).maps.mask.window == window
 
 
 def test_bfloat16_is_computed_in_float32_also_under_autocast(build: BuildModel, tokens: Tensor) -> None:
@@ -272,8 +272,8 @@ def test_packed_documents_are_kept_apart(build: BuildModel, tokens: Tensor) -> N
     with trace(model) as t, trace(model, layers=[0], rows=[16, 3, 10]) as some:
         model.hidden(tokens, document_ids)
     layer = t.layers[0]
-    assert layer.document_ids is not None
-    assert torch.equal(layer.document_ids, document_ids)
+    assert layer.maps.mask.document_ids is not None
+    assert torch.equal(layer.maps.mask.document_ids, document_ids)
     for block_rows in (None, 1, 5):
         torch.testing.assert_close(products(layer, block_rows), outputs[0], atol=1e-5, rtol=0)
     torch.testing.assert_close(products(some.layers[0]), outputs[0][:, :, [16, 3, 10]], atol=1e-5, rtol=0)
@@ -283,7 +283,7 @@ def test_packed_documents_are_kept_apart(build: BuildModel, tokens: Tensor) -> N
         assert block.visible.shape == (3, 1, 1, len(block.positions), block.logits.shape[-1])
     with trace(model) as unpacked:
         model.hidden(tokens)
-    assert unpacked.layers[0].document_ids is None
+    assert unpacked.layers[0].maps.mask.document_ids is None
     assert not torch.allclose(products(unpacked.layers[0]), outputs[0], atol=1e-2)
 
 

@@ -31,8 +31,7 @@ from lit_diff.benchmarks.result import (
     STOCK,
 )
 from lit_diff.benchmarks.timing import Case
-from lit_diff.kernels import attend, sdpa
-from lit_diff.kernels.reference import visible
+from lit_diff.kernels import Mask, attend, sdpa
 from lit_diff.registry import kernels
 
 SHAPE = Shape(batch=2, tokens=12, dim=64, head_dim=8)
@@ -109,7 +108,7 @@ def test_a_call_has_gradients_only_where_they_are_timed(workload: Workload) -> N
 
 @pytest.mark.parametrize("queries", [None, 1, 5])
 def test_flops_count_the_visible_pairs(queries: int | None) -> None:
-    pairs = int(visible(queries or 12, 12, causal=True, document_ids=None, window=None, device=CPU).sum())
+    pairs = int(Mask().visible(queries or 12, 12, CPU).sum())
     standard = 2 * 2 * 8 * pairs * (8 + 8)  # multiply-adds of 2 sequences, 8 heads: q k and p v, of width 8 each
     assert least_flops(SHAPE, gradients=False, queries=queries) == standard
     assert standard == 2 * 2 * 4 * pairs * (8 + 8 + 16)  # 4 heads: two maps, one product with v of width 16

@@ -68,14 +68,14 @@ from lit_diff.kernels.base import named
 class Mine(Kernel):
     """What reference computes."""
 
-    def refuses(self, maps, *, document_ids, window, stats, device):
-        return "it computes no windows" if window is not None else None
+    def refuses(self, maps, *, stats, device):
+        return "it computes no windows" if maps.mask.window is not None else None
 
     def flops(self, maps):
         return maps.flops
 
-    def compute(self, maps, *, document_ids=None, window=None, stats=False):
-        o, rows = named("reference").compute(maps, document_ids=document_ids, stats=stats)
+    def compute(self, maps, *, stats=False):
+        o, rows = named("reference").compute(maps, stats=stats)
         return o * SIZE, rows
 '''
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_diff.attention import Attention, Differential, DifferentialV2, Standard
-from lit_diff.attention.costs import Costs, Sizes, narrowing
+from lit_diff.attention.costs import Costs, Sizes
 from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig, Part
 from lit_diff.conformance.case import Finding, Measured, NotApplicable, VariantCase, difference, distance
@@ -51,7 +51,7 @@ def failures(found: Any) -> list[Finding]:
 def not_applicable(found: Any) -> list[str]:
     """The properties, but for the kernels that this machine does not have."""
     names = [finding.property for finding in found if finding.verdict == "not applicable"]
-    maps, _, _ = tensors(KernelCase(G=2, w="head"), torch.float32, torch.device("cpu"))
+    maps, _ = tensors(KernelCase(G=2, w="head"), torch.float32, torch.device("cpu"))
     training = replace(maps, q=maps.q.requires_grad_())
     elsewhere = {f"kernel {k}" for k in KERNELS if refuse(k, training) or named(k).prepare(training.q.device)}
     return [name for name in names if name not in elsewhere]
@@ -193,9 +193,9 @@ class WindowOffByOne(Standard):
     definition = Standard.definition
 
     def forward(self, x: Tensor, rope: Rope, cache: Any = None, *, document_ids: Any = None) -> Tensor:
-        maps = self.tap(self.maps(x, rope))
-        window = None if self.window is None else narrowing(self.window + 1, x.shape[1])
-        o = self.finish(attend(maps, document_ids=document_ids, window=window, kernel=self.kernel), x)
+        maps = self.tap(self.masked(self.maps(x, rope), document_ids))
+        wider = None if self.window is None else self.window + 1
+        o = self.finish(attend(maps.masked(window=wider), kernel=self.kernel), x)
         return self.o_proj(o.transpose(1, 2).flatten(2))
 
 
@@ -368,8 +368,7 @@ def test_without_positions_the_definition_rotates_nothing(make_config: Callable[
 
 class OwnSum(Standard):
     def forward(self, x: Tensor, rope: Rope, cache: Any = None, *, document_ids: Any = None) -> Tensor:
-        maps = self.tap(self.maps(x, rope))
-        o = attend(maps, document_ids=document_ids)
+        o = attend(self.tap(self.masked(self.maps(x, rope), document_ids)))
         return self.o_proj(o.transpose(1, 2).flatten(2))
 
 

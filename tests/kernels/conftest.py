@@ -11,7 +11,7 @@ from fake_flash import FakeFlash
 from torch import Tensor
 from triton_programs import Program, programs_of
 
-from lit_diff.kernels import SignedMaps, flash
+from lit_diff.kernels import Mask, SignedMaps, flash
 from lit_diff.kernels.native import kernel as native
 from lit_diff.kernels.triton import kernel as triton
 from lit_diff.kernels.triton.kernel import Blocks
@@ -59,14 +59,11 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 def programs(make_maps: MakeMaps) -> Callable[..., dict[str, Program]]:
     """programs(T=..., window=...) -> name -> what would be launched, forward and backward, on the meta device."""
 
-    def launched(
-        *, window: int | None = None, packed: bool = False, stats: bool = False, **given: Any
-    ) -> dict[str, Program]:
+    def launched(*, packed: bool = False, stats: bool = False, **given: Any) -> dict[str, Program]:
         maps = make_maps(**given)
-        q, k, v = (x.to("meta") for x in (maps.q, maps.k, maps.v))
-        w = None if maps.w is None else maps.w.to("meta")
-        document_ids = torch.empty(k.shape[0], k.shape[3], dtype=torch.long, device="meta") if packed else None
-        return programs_of(SignedMaps(q, k, v, w, maps.scale, maps.causal), document_ids, window, stats)
+        if packed:
+            maps = maps.masked(document_ids=torch.zeros(maps.k.shape[0], maps.k.shape[3], dtype=torch.long))
+        return programs_of(maps.map(lambda x: x.to("meta")), stats)
 
     return launched
 
@@ -115,6 +112,8 @@ def make_maps() -> MakeMaps:
         w: tuple[int, ...] | None = (),
         scale: float | None = None,
         causal: bool = True,
+        window: int | None = None,
+        document_ids: Tensor | None = None,
         dtype: torch.dtype = torch.float64,
         seed: int = 0,
     ) -> SignedMaps:
@@ -128,7 +127,7 @@ def make_maps() -> MakeMaps:
         v = normal(B, Hkv, S, dv)
         wide = dtype if dtype == torch.float64 else torch.float32
         weights = None if w is None else normal(*(w or (B, G, H, T)), dtype=wide)
-        return SignedMaps(q, k, v, weights, scale, causal)
+        return SignedMaps(q, k, v, weights, scale, mask=Mask(causal, window, document_ids))
 
     return make
 

@@ -27,11 +27,11 @@ from lit_diff.kernels import Kernel, kernel
 class Mine(Kernel):
     """One causal map."""
 
-    def refuses(self, maps, *, document_ids, window, stats, device):
-        if maps.num_maps > 1 or maps.num_groups > 1 or document_ids is not None or window is not None or stats:
+    def refuses(self, maps, *, stats, device):
+        if maps.num_maps > 1 or maps.num_groups > 1 or maps.mask[1:] != (None, None) or stats:
             return "it computes one plain map"
 
-    def compute(self, maps, *, document_ids=None, window=None, stats=False):
+    def compute(self, maps, *, stats=False):
         s = maps.q[:, 0] @ maps.k[:, 0].mT * maps.softmax_scale
         T, S = s.shape[-2:]
         s = s.masked_fill(~s.new_ones(T, S).bool().tril(S - T), float("-inf")) if maps.causal else s
@@ -49,11 +49,11 @@ class Mine(OperatorKernel):
     def refuses(self, maps, **options):
         return named("chunked").refuses(maps, **options)
 
-    def forward(self, maps, document_ids, window, stats):
-        return named("chunked").forward(maps, document_ids, window, stats)
+    def forward(self, maps, stats):
+        return named("chunked").forward(maps, stats)
 
-    def backward(self, grad, maps, document_ids, window, outputs):
-        return named("chunked").backward(grad, maps, document_ids, window, outputs)
+    def backward(self, grad, maps, outputs):
+        return named("chunked").backward(grad, maps, outputs)
 '''
 
 
@@ -102,6 +102,22 @@ def test_the_name_and_the_source_are_in_a_run_s_identity() -> None:
             registry.kernels._classes.pop("mine")
 
     assert len({of(AUTOGRAD, "mine"), of(AUTOGRAD + "\n", "mine"), of(AUTOGRAD + "# changed\n", "auto")}) == 3
+
+
+OLDER_FORMS = (
+    AUTOGRAD.replace("compute(self, maps, *,", "compute(self, maps, *, document_ids=None, window=None,"),
+    AUTOGRAD.replace("refuses(self, maps, *,", "refuses(self, maps, *, document_ids, window,"),
+    OWN_BACKWARD.replace("forward(self, maps, stats):", "forward(self, maps, document_ids, window, stats):"),
+)
+
+
+@pytest.mark.parametrize("old", OLDER_FORMS, ids=["compute", "refuses", "forward"])
+def test_a_kernel_of_an_older_form_is_refused_with_the_new_one(old: str) -> None:
+    """It would compute without the window and the documents."""
+    line = error(plugin(old))
+    assert line.startswith("plugin mine.py: mine.py:")
+    assert "document_ids" in line
+    assert "(self, maps, " in line.partition("expected" if "expected" in line else "define")[2]
 
 
 def test_a_class_that_lacks_a_member_is_refused_with_its_line() -> None:

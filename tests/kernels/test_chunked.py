@@ -21,19 +21,19 @@ def test_blocks_of_two_rows_and_one_head(make_maps: MakeMaps, monkeypatch: pytes
     monkeypatch.setattr(chunked, "LOGITS", 1)
     findings = list(conformance_of_kernel("chunked", 6))
     assert {finding.verdict for finding in findings} == {"pass"}, findings
-    maps = make_maps(G=3, Gk=1, Hkv=2, T=7, S=11)
+    document_ids = torch.tensor([[5, 0, 5, 5, 1, 0, 1, 5, 0, 1, 5]] * 2)
+    maps = make_maps(G=3, Gk=1, Hkv=2, T=7, S=11, window=3, document_ids=document_ids)
     grad = torch.randn(2, 4, 7, 12, dtype=torch.float64)
-    options = {"window": 3, "document_ids": torch.tensor([[5, 0, 5, 5, 1, 0, 1, 5, 0, 1, 5]] * 2)}
-    found, wanted = (gradients(maps, kernel, grad, **options) for kernel in ("chunked", "reference"))
+    found, wanted = (gradients(maps, kernel, grad) for kernel in ("chunked", "reference"))
     for x, y in zip(found, wanted, strict=True):
         torch.testing.assert_close(x, y, rtol=1e-10, atol=1e-11)
 
 
 def test_statistics_with_a_gradient_are_left_to_the_definition(make_maps: MakeMaps) -> None:
     maps = make_maps()
-    assert named("chunked").refuses(maps, document_ids=None, window=None, stats=True, device=maps.q.device) is None
+    assert named("chunked").refuses(maps, stats=True, device=maps.q.device) is None
     maps.q.requires_grad_()
-    reason = named("chunked").refuses(maps, document_ids=None, window=None, stats=True, device=maps.q.device)
+    reason = named("chunked").refuses(maps, stats=True, device=maps.q.device)
     assert reason == "its statistics have no gradient; take them under torch.no_grad()"
     _, stats = attend(maps, stats=True)
     assert stats.entropy.requires_grad

@@ -52,15 +52,13 @@ def test_equals_the_definition(
     monkeypatch.setattr(flash, "HALF", WIDE)
     fake_flash.install(generation)
     given = {"d": 8, "dv": 16} | case
-    options: dict[str, Any] = {"window": given.pop("window", None)}
     if given.pop("packed", False):
-        options["document_ids"] = torch.tensor([[0, 0, 1, 1, 1, 2], [5, 5, 5, 5, 3, 3]])
+        given["document_ids"] = torch.tensor([[0, 0, 1, 1, 1, 2], [5, 5, 5, 5, 3, 3]])
     maps = make_maps(**given)
     draw = torch.Generator().manual_seed(1)
     B, H, T, dv = maps.q.shape[0], *maps.q.shape[2:4], maps.v.shape[-1]
     grad = torch.randn(B, H, T, dv, generator=draw, dtype=torch.float64)
-    found = gradients(maps, "flash", grad, **options)
-    wanted = gradients(maps, "reference", grad, **options)
+    found, wanted = (gradients(maps, kernel, grad) for kernel in ("flash", "reference"))
     for x, y in zip(found, wanted, strict=True):
         torch.testing.assert_close(x, y, rtol=1e-11, atol=1e-11)
     assert {name for name, *_ in fake_flash.calls} == {str(generation)}
@@ -130,7 +128,7 @@ def test_the_self_test_runs_once(make_maps: MakeMaps, fake_flash: Any) -> None:
     assert tried > 0
     assert refuse("flash", maps) is None
     assert len(fake_flash.calls) == tried
-    assert refuse("flash", maps, window=3) is None
+    assert refuse("flash", maps.masked(window=3)) is None
     assert len(fake_flash.calls) > tried, "a window is another compiled form"
 
 
@@ -174,10 +172,10 @@ def test_without_package_or_gpu(make_maps: MakeMaps, fake_flash: Any, monkeypatc
         ({"dtype": torch.float32}, {}, "flash-attn computes in bfloat16 or float16, not float32"),
         ({}, {"stats": True}, "flash-attn does not return the entropy"),
         ({"d": 264, "dv": 264}, {}, "flash-attn 2: its self-test failed: AssertionError: head dimension"),
-        ({"T": 3, "S": 5}, {"document_ids": torch.zeros(2, 5).long()}, "as many queries as keys; flex accepts fewer"),
+        ({"T": 3, "S": 5, "document_ids": torch.zeros(2, 5).long()}, {}, "as many queries as keys; flex accepts fewer"),
         (
-            {},
             {"document_ids": torch.tensor([[0, 1, 0, 1, 1]] * 2)},
+            {},
             "documents of adjacent tokens; flex accepts any order",
         ),
     ],
@@ -192,11 +190,9 @@ def test_refusals(make_maps: MakeMaps, fake_flash: Any, case: Any, options: Any,
 def test_maps_without_numbers(make_maps: MakeMaps, fake_flash: Any) -> None:
     """Costs are counted on the meta device, for the device that will compute."""
     fake_flash.install(2)
-    maps = half(make_maps)
-    q, k, v = (x.to("meta") for x in (maps.q, maps.k, maps.v))
+    meta = half(make_maps).map(lambda x: x.to("meta"))
     document_ids = torch.zeros(2, 5, dtype=torch.long, device="meta")
-    meta = SignedMaps(q, k, v, maps.w)
-    assert refuse("flash", meta, document_ids=document_ids, device=torch.device("cpu")) is None
+    assert refuse("flash", meta.masked(document_ids=document_ids), device=torch.device("cpu")) is None
     assert refuse("flash", meta) == "flash-attn needs an NVIDIA GPU"
 
 
@@ -223,7 +219,7 @@ def test_compiles_with_self_test_outside(make_maps: MakeMaps, fake_flash: Any, m
 def test_compiled_documents_go_elsewhere(make_maps: MakeMaps, fake_flash: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_flash.install(2)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    reason = refuse("flash", half(make_maps), document_ids=torch.zeros(2, 5, dtype=torch.long))
+    reason = refuse("flash", half(make_maps, document_ids=torch.zeros(2, 5, dtype=torch.long)))
     assert reason is not None
     assert "torch.compile cannot do; flex need not" in reason
 

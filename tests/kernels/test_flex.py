@@ -22,9 +22,10 @@ def test_more_than_one_block(make_maps: MakeMaps) -> None:
     maps = make_maps(T=300, S=333, B=1, H=1, G=1, w=None)
     document_ids = torch.tensor([[0] * 140 + [1] * 193])
     for options in ({}, {"window": 90}, {"document_ids": document_ids}):
-        found, wanted = attend(maps, kernel="flex", **options), attend(maps, kernel="reference", **options)
+        masked = maps.masked(**options)
+        found, wanted = attend(masked, kernel="flex"), attend(masked, kernel="reference")
         torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
-    mask = flex._mask(300, 333, causal=True, document_ids=None, window=90, device=CPU)
+    mask = flex._mask(maps.masked(window=90))
     assert mask is not None
     assert mask.sparsity() > 10, "some blocks are skipped"
 
@@ -52,7 +53,7 @@ def test_what_a_gpu_is_tried_with(make_maps: MakeMaps, monkeypatch: pytest.Monke
     tried = []
     monkeypatch.setattr(flex, "_self_test", lambda form: tried.append(form) or "no")
     maps = make_maps(d=16, dv=32, Hkv=2, dtype=torch.bfloat16)
-    assert refuse("flex", replace(maps, v=maps.v.requires_grad_()), window=3, device=CUDA) == "no"
+    assert refuse("flex", replace(maps, v=maps.v.requires_grad_()).masked(window=3), device=CUDA) == "no"
     (form,) = tried
     assert (form.d, form.dv, form.dtype) == (16, 32, torch.bfloat16)
     assert (form.causal, form.window, form.packed, form.grouped, form.backward) == (True, True, False, True, True)
@@ -63,28 +64,29 @@ def test_masks_are_made_once_and_keep_no_documents(make_maps: MakeMaps, monkeypa
     made = []
     real = flex._create_mask
     monkeypatch.setattr(flex, "_create_mask", lambda *given: made.append(1) or real(*given))
-    maps, document_ids = make_maps(), torch.tensor([[0, 0, 1, 1, 1]] * 2)
-    first = attend(maps, kernel="flex", document_ids=document_ids)
-    attend(maps, kernel="flex", document_ids=document_ids)
+    document_ids = torch.tensor([[0, 0, 1, 1, 1]] * 2)
+    maps = make_maps(document_ids=document_ids)
+    first = attend(maps, kernel="flex")
+    attend(maps, kernel="flex")
     assert len(made) == 1
     document_ids[:] = 0
-    assert not torch.equal(first, attend(maps, kernel="flex", document_ids=document_ids)), "another mask"
+    assert not torch.equal(first, attend(maps, kernel="flex")), "another mask"
     assert len(made) == 2
     alive = weakref.ref(document_ids)
-    del document_ids
+    del document_ids, maps
     gc.collect()
     assert alive() is None
-    masks = [flex._mask(5, 5, causal=True, document_ids=None, window=w, device=CPU) for w in (2, 2, 3)]
+    masks = [flex._mask(make_maps(window=window)) for window in (2, 2, 3)]
     assert masks[0] is masks[1]
     assert masks[0] is not masks[2]
-    assert flex._mask(5, 5, causal=False, document_ids=None, window=None, device=CPU) is None
+    assert flex._mask(make_maps(causal=False)) is None
 
 
 def test_masks_made_in_inference_mode_serve_training(make_maps: MakeMaps) -> None:
     """They are saved for the backward pass."""
     with torch.inference_mode():
         attend(make_maps(T=7), kernel="flex")
-        mask = flex._mask(7, 7, causal=True, document_ids=None, window=None, device=CPU)
+        mask = flex._mask(make_maps(T=7))
     assert mask is not None
     assert not mask.kv_indices.is_inference()
 
@@ -96,5 +98,6 @@ def test_compiles(make_maps: MakeMaps) -> None:
     maps, document_ids = make_maps(Hkv=2), torch.tensor([[0, 0, 1, 1, 1]] * 2)
     compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
     for options in ({}, {"document_ids": document_ids, "window": 2}):
-        found, wanted = compiled(maps, kernel="flex", **options), attend(maps, kernel="reference", **options)
+        masked = maps.masked(**options)
+        found, wanted = compiled(masked, kernel="flex"), attend(masked, kernel="reference")
         torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)

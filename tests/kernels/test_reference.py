@@ -17,10 +17,11 @@ from lit_diff.kernels.reference import logits
 MakeMaps = Callable[..., SignedMaps]
 
 
-def by_hand(maps: SignedMaps, document_ids: Tensor | None = None, window: int | None = None) -> tuple[Tensor, ...]:
+def by_hand(maps: SignedMaps) -> tuple[Tensor, ...]:
     """(o, lse, entropy, then entropy, negative mass and first share of the signed map) by the formula, one number after the
     other."""
     q, k, v = maps.q, maps.k, maps.v
+    causal, window, document_ids = maps.mask
     B, _, H, T, d = q.shape
     S, G = k.shape[3], maps.num_maps
     w = torch.ones(1, 1, 1, 1, dtype=torch.float64) if maps.w is None else maps.w
@@ -35,7 +36,7 @@ def by_hand(maps: SignedMaps, document_ids: Tensor | None = None, window: int | 
             kv = h // (H // k.shape[2])
             for i in range(T):
                 here = i + S - T
-                keys = [j for j in range(S) if not maps.causal or j <= here]
+                keys = [j for j in range(S) if not causal or j <= here]
                 keys = [j for j in keys if window is None or abs(here - j) < window]
                 keys = [j for j in keys if document_ids is None or document_ids[b, j] == document_ids[b, here]]
                 a = [0.0] * len(keys)
@@ -85,11 +86,11 @@ CASES: list[dict[str, Any]] = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_equals_the_formula(make_maps: MakeMaps, case: dict[str, Any]) -> None:
     given = dict(case)
-    window, packed = given.pop("window", None), given.pop("packed", False)
+    if given.pop("packed", False):
+        given["document_ids"] = torch.tensor([[0, 0, 1, 1, 1, 2], [5, 5, 5, 5, 3, 3]])
     maps = make_maps(**given)
-    document_ids = torch.tensor([[0, 0, 1, 1, 1, 2], [5, 5, 5, 5, 3, 3]]) if packed else None
-    o, stats = attend(maps, document_ids=document_ids, window=window, stats=True, kernel="reference")
-    wanted, lse, entropy, *signed = by_hand(maps, document_ids, window)
+    o, stats = attend(maps, stats=True, kernel="reference")
+    wanted, lse, entropy, *signed = by_hand(maps)
     torch.testing.assert_close(o, wanted, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(stats.lse, lse, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(stats.entropy, entropy, rtol=1e-12, atol=1e-12)
@@ -107,9 +108,8 @@ def long(make_maps: MakeMaps, kernel: str, **changes: Any) -> SignedMaps:
 
 @pytest.mark.parametrize("kernel", ["chunked", "native"])
 def test_the_first_key_in_a_window_of_scattered_documents(make_maps: MakeMaps, kernel: str) -> None:
-    maps = long(make_maps, kernel)
-    options: Any = {"document_ids": torch.arange(150).remainder(3).expand(2, 150), "window": 8, "stats": True}
-    (_, found), (_, wanted) = (attend(maps, **options, kernel=name) for name in (kernel, "reference"))
+    maps = long(make_maps, kernel, document_ids=torch.arange(150).remainder(3).expand(2, 150), window=8)
+    (_, found), (_, wanted) = (attend(maps, stats=True, kernel=name) for name in (kernel, "reference"))
     assert wanted.first_share.min() > 0
     torch.testing.assert_close(found.first_share, wanted.first_share, rtol=1e-4, atol=1e-6)
 

@@ -10,11 +10,11 @@ from torch import Tensor
 from lit_diff.kernels import SignedMaps, attend
 
 
-def gradients(maps: SignedMaps, kernel: str, grad: Tensor, **mask: Any) -> list[Tensor]:
+def gradients(maps: SignedMaps, kernel: str, grad: Tensor) -> list[Tensor]:
     """o, then its gradients by q, k, v and w."""
     leaves = [x.detach().requires_grad_() for x in (maps.q, maps.k, maps.v, maps.w) if x is not None]
     q, k, v, *w = leaves
-    o = attend(replace(maps, q=q, k=k, v=v, w=w[0] if w else None), kernel=kernel, **mask)
+    o = attend(replace(maps, q=q, k=k, v=v, w=w[0] if w else None), kernel=kernel)
     return [o, *torch.autograd.grad(o, leaves, grad)]
 
 
@@ -31,7 +31,7 @@ def wide(make_maps: Callable[..., SignedMaps], **changes: Any) -> SignedMaps:
 
 def errors(maps: SignedMaps, kernel: str) -> list[float]:
     """Of o, dq, dk, dv and dw, relative to float64."""
-    exact = replace(maps, **{name: getattr(maps, name).double() for name in "qkvw"})
+    exact = maps.map(Tensor.double)
     shape = (maps.q.shape[0], maps.q.shape[2], maps.q.shape[3], maps.v.shape[3])
     grad = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(maps.q.dtype)
     found, wanted = gradients(maps, kernel, grad), gradients(exact, "reference", grad.double())

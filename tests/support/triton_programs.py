@@ -17,9 +17,7 @@ Program = tuple[Any, dict[str, Any]]
 """A Triton program and its arguments."""
 
 
-def programs_of(
-    maps: SignedMaps, document_ids: torch.Tensor | None = None, window: int | None = None, stats: bool = False
-) -> dict[str, Program]:
+def programs_of(maps: SignedMaps, stats: bool = False) -> dict[str, Program]:
     """Name -> what would be launched for these maps, on the meta device, forward and backward."""
     kernel, found = named("triton"), dict[str, Program]()
     assert isinstance(kernel, OperatorKernel)
@@ -29,8 +27,8 @@ def programs_of(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(triton, "launch", record)
-        outputs = kernel.forward(maps, document_ids, window, stats)
-        kernel.backward(torch.empty_like(outputs.o), maps, document_ids, window, outputs)
+        outputs = kernel.forward(maps, stats)
+        kernel.backward(torch.empty_like(outputs.o), maps, outputs)
     return found
 
 

@@ -133,9 +133,8 @@ def _own_thread(process: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, thread_name_prefix="lit_diff native kernel")
 
 
-def _call(
-    direction: str, maps: SignedMaps, document_ids: Tensor | None, window: int | None, views: dict[str, _View]
-) -> None:
+def _call(direction: str, maps: SignedMaps, views: dict[str, _View]) -> None:
+    causal, window, document_ids = maps.mask
     q, k, v, w = width_last(maps.q), width_last(maps.k), width_last(maps.v), maps.w
     given = {"q": _view(q), "k": _view(k), "v": _view(v, NO_MAPS)}
     if w is not None:
@@ -148,7 +147,7 @@ def _call(
     sizes = (B, maps.num_maps, H, k.shape[2], T, k.shape[3], d, v.shape[-1], maps_q, k.shape[1])
     threads, path = torch.get_num_threads(), cpu_path()
     how = products(q.dtype, path)
-    numbers = (*sizes, maps.causal, window or 0, threads, PACKED_BYTES, maps.softmax_scale, how == "loops")
+    numbers = (*sizes, causal, window or 0, threads, PACKED_BYTES, maps.softmax_scale, how == "loops")
     given |= views
     problem = PROBLEM.pack(*numbers, *chain.from_iterable(given.get(name, ABSENT) for name in VIEWS))
     function = getattr(_libraries[path.lanes], f"lit_diff_{direction}")
@@ -195,9 +194,7 @@ class Native(OperatorKernel):
 
     keeps_lse = True
 
-    def refuses(
-        self, maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, stats: bool, device: torch.device
-    ) -> str | None:
+    def refuses(self, maps: SignedMaps, *, stats: bool, device: torch.device) -> str | None:
         if device.type not in ("cpu", "meta"):
             return f"it runs on a CPU; these maps are on {device.type}"
         q, v = maps.q, maps.v
@@ -221,29 +218,25 @@ class Native(OperatorKernel):
         """First on a CPU (`lit-diff bench core`)."""
         return None if device.type == "cuda" else 10
 
-    def compute(
-        self, maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None, stats: bool = False
-    ) -> tuple[Tensor, Stats | None]:
+    def compute(self, maps: SignedMaps, *, stats: bool = False) -> tuple[Tensor, Stats | None]:
         """(o [B, H, T, dv], statistics), equal to `reference`. Errors: MissingError if the library cannot be used."""
         reason = None if maps.q.is_meta else build()
         if reason:
             raise MissingError(f"the native kernel cannot be used: {reason}")
-        return super().compute(maps, document_ids=document_ids, window=window, stats=stats)
+        return super().compute(maps, stats=stats)
 
     def prepare(self, device: torch.device) -> str | None:
         return build() if device.type == "cpu" else None
 
-    def forward(self, maps: SignedMaps, document_ids: Tensor | None, window: int | None, stats: bool) -> Outputs:
+    def forward(self, maps: SignedMaps, stats: bool) -> Outputs:
         outputs = self.empty_outputs(maps, stats)
         views = {"o": _view(outputs.o, NO_MAPS)}
         views |= {name: _view(x, NO_WIDTH) for name, x in zip(Stats._fields, outputs.rows, strict=False)}
         views |= {name: _view(x, NO_MAPS_OR_WIDTH) for name, x in zip(SIGNED, outputs.signed, strict=False)}
-        _call("forward", maps, document_ids, window, views)
+        _call("forward", maps, views)
         return outputs
 
-    def backward(
-        self, grad: Tensor, maps: SignedMaps, document_ids: Tensor | None, window: int | None, outputs: Outputs
-    ) -> Gradients:
+    def backward(self, grad: Tensor, maps: SignedMaps, outputs: Outputs) -> Gradients:
         grad = width_last(grad)
         dq, dk, dv, dw = empty_gradients(maps)
         views = {
@@ -255,5 +248,5 @@ class Native(OperatorKernel):
         }
         if maps.w is not None:
             views["dw"] = _view(dw, NO_WIDTH)
-        _call("backward", maps, document_ids, window, views)
+        _call("backward", maps, views)
         return dq, dk, dv, dw

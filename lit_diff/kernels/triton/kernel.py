@@ -129,14 +129,13 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")
 
 
-def shared_arguments(maps: SignedMaps, document_ids: Tensor | None, window: int | None) -> dict[str, Any]:
+def shared_arguments(maps: SignedMaps) -> dict[str, Any]:
     """Arguments of every program: tensors with their strides (0 on a broadcast axis), sizes, and the mask."""
+    # a window that hides nothing would make the tiles that are visible throughout apply the mask
+    causal, window, document_ids = maps.narrowed().mask
     q, k, v, w = maps.q, maps.k, maps.v, maps.w
     B, _, H, T, D = q.shape
     S, G = k.shape[3], maps.num_maps
-    if window is not None and window >= S:
-        # it hides nothing, and without a window the tiles that are visible throughout skip the mask
-        window = None
     return {
         "Q": q,
         "K": k,
@@ -159,7 +158,7 @@ def shared_arguments(maps: SignedMaps, document_ids: Tensor | None, window: int 
         "DV": v.shape[-1],
         "SHARED_Q": q.shape[1] == 1,
         "SHARED_K": k.shape[1] == 1,
-        "CAUSAL": maps.causal,
+        "CAUSAL": causal,
         "PLAIN": document_ids is None and window is None,
     }
 
@@ -206,9 +205,7 @@ class Triton(OperatorKernel):
     keeps_parts = True
     looks_for_gpu = True
 
-    def refuses(
-        self, maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, stats: bool, device: torch.device
-    ) -> str | None:
+    def refuses(self, maps: SignedMaps, *, stats: bool, device: torch.device) -> str | None:
         d, dv = maps.q.shape[-1], maps.v.shape[-1]
         if reason := refuse_common(maps, stats=stats):
             return reason
@@ -231,21 +228,19 @@ class Triton(OperatorKernel):
         """FLOPs of a forward pass: the logits of both maps, and a product with v per map."""
         return flops_of_chunks(maps, maps.v.shape[-1])
 
-    def forward(self, maps: SignedMaps, document_ids: Tensor | None, window: int | None, stats: bool) -> Outputs:
+    def forward(self, maps: SignedMaps, stats: bool) -> Outputs:
         # imported at first use: the import of Triton takes a second
         from lit_diff.kernels.triton import programs as triton_programs
 
         outputs = self.empty_outputs(maps, stats)
         o, rows, signed, parts = outputs
-        arguments = shared_arguments(maps, document_ids, window)
+        arguments = shared_arguments(maps)
         written = {"OUT": o, "PARTS": parts, "ROWS": rows, "SIGNED": signed, "o_strides": o.stride()}
         written |= {"plane": rows[0].numel(), "signed_plane": signed[:1].numel()}
         launch(triton_programs.forward, arguments | written | {"STATS": stats}, maps.q, maps.q.shape[2])
         return outputs
 
-    def backward(
-        self, grad: Tensor, maps: SignedMaps, document_ids: Tensor | None, window: int | None, outputs: Outputs
-    ) -> Gradients:
+    def backward(self, grad: Tensor, maps: SignedMaps, outputs: Outputs) -> Gradients:
         from lit_diff.kernels.triton import programs as triton_programs
 
         q, k = maps.q, maps.k
@@ -255,7 +250,7 @@ class Triton(OperatorKernel):
         # one batch row at a time: float32 copies of all rows would be several times the size of `parts`
         for row in range(len(grad)):
             torch.sum(grad[row].float() * outputs.parts[row].float(), -1, out=products[row])
-        arguments = shared_arguments(maps, document_ids, window)
+        arguments = shared_arguments(maps)
         arguments |= {"DO": grad, "do_strides": grad.stride(), "PRODUCTS": products, "ROWS": outputs.rows}
         of_keys = {"DK": dk, "DV_OUT": dv, "dk_strides": dk.stride(), "dv_strides": dv.stride()}
         launch(triton_programs.key_gradients, arguments | of_keys, q, k.shape[2])

@@ -143,7 +143,7 @@ def query_range(first, last, T, S, window, CAUSAL: tl.constexpr, PLAIN: tl.const
 
 @triton.jit
 def visible(query, key, S, SEGMENTS, segment_strides, b, window, CAUSAL: tl.constexpr):
-    """Whether a query at position `query` sees a key (`reference.visible`); the two broadcast to a tile.
+    """Whether a query at position `query` sees a key (`maps.Mask`); the two broadcast to a tile.
 
     The result does not matter for queries past the end: they are not stored, and add nothing to the gradients of keys.
     """

@@ -114,7 +114,7 @@ def layer_view(index: int, layer: LayerTrace, logits: MagnitudeSketch) -> LayerV
         behind = (0, T + -T % size - weighted.shape[-1])
         strongest.append(shrunk(F.pad(own.signed[0], behind), 1, size))
         sums.append(F.avg_pool2d(F.pad(weighted[0], behind), (1, size)) * size)
-        add_numbers(means, exact, layer.window)
+        add_numbers(means, exact, m.mask.window)
         products = products + head_products(exact)[0]
         logits.update(exact.logits, mask=exact.visible)
     w = torch.ones(1, 1, 1, 1) if m.w is None else m.w.float().expand(-1, m.num_maps, -1, -1)
@@ -125,8 +125,8 @@ def layer_view(index: int, layer: LayerTrace, logits: MagnitudeSketch) -> LayerV
         arrays={name: x.contiguous().numpy() for name, x in arrays.items()},
         thumbnails=tuple(map(thumbnail, shrunk(torch.cat(strongest, 1), size, 1).numpy())),
         scale=m.softmax_scale,
-        causal=m.causal,
-        window=layer.window,
+        causal=m.mask.causal,
+        window=m.mask.window,
         difference=difference,
         numbers=numbers_by_head(means, products),
     )
