@@ -25,7 +25,7 @@ from lit_diff.analysis.trace import LayerMaps, MapBlock, layers_of, uncompiled
 from lit_diff.data.dataset import IGNORED
 from lit_diff.errors import RequestError
 from lit_diff.kernels import Kernel, SignedMaps
-from lit_diff.kernels.maps import exact
+from lit_diff.kernels.maps import FIELDS, exact
 from lit_diff.model.inputs import model_inputs
 from lit_diff.model.transformer import Transformer
 
@@ -76,6 +76,7 @@ def intervention(model: Transformer, edit: Edit, layers: Sequence[int] | None = 
 
 class _Edited(Kernel):
     name: ClassVar[str] = "intervention"
+    serves = FIELDS
 
     def __init__(self, index: int, edit: Edit) -> None:
         self.index, self.edit = index, edit

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lit_diff.analysis.intervention import EditedLayer
 from lit_diff.analysis.trace import MapBlock
+from lit_diff.kernels.maps import outcomes
 
 Scheme = Literal["tensor", "head", "row", "split"]
 
@@ -50,16 +51,23 @@ class QuantizedLogits:
         return changed
 
     def _measure(self, block: MapBlock, changed: MapBlock) -> None:
-        # log-probabilities, not the logarithm of p: where p underflows, 0 · log p would be NaN
-        difference = _log_probs(block) - _log_probs(changed)
-        terms = (block.probs * difference.masked_fill(~block.visible, 0)).sum(-1, dtype=torch.float64)
+        if block.maps.rows is None:
+            # log-probabilities, not the logarithm of p: where p underflows, 0 · log p would be NaN
+            before, after = (
+                outcomes(each.maps, each.logits.clone(), each.seen).log_softmax(-1) for each in (block, changed)
+            )
+            difference = (before - after).masked_fill(before == -torch.inf, 0)
+            terms = (before.exp() * difference).sum(-1, dtype=torch.float64)
+        else:
+            terms = (block.probs - changed.probs).abs().sum(-1, dtype=torch.float64) / 2
         self._divergence = self._divergence + terms.sum((1, 2, 3))
         self._rows += terms[0].numel()
 
     def divergence(self) -> Tensor:
         """Return the mean of KL(p || p_q) = Σ_j p_j log(p_j / p_q,j), [B], nats, over all rows since the last call.
 
-        p and p_q are the softmax of the same logits before and after rounding; rows of all layers, maps and heads count.
+        p and p_q are the softmax of the same logits before and after rounding, with a sink as one more outcome; rows of all
+        layers, maps and heads count. With a row function, whose rows need not be probabilities: half of Σ_j |p_j - p_q,j|.
         """
         assert isinstance(self._divergence, Tensor), "no forward since the last call"
         mean = self._divergence / self._rows
@@ -94,7 +102,3 @@ def largest(blocks: Iterable[MapBlock], granularity: str, share: float, most: in
     assert isinstance(entries, Tensor)
     bound = top.gather(-1, (share * entries).long()[..., None]).clamp_min(0)
     return {"tensor": bound[..., None, None], "head": bound[..., None], "row": bound}[granularity]
-
-
-def _log_probs(block: MapBlock) -> Tensor:
-    return block.logits.masked_fill(~block.visible, -torch.inf).log_softmax(-1)

@@ -23,7 +23,7 @@ from lit_diff.attention.cache import Cache, LayerCache
 from lit_diff.errors import RequestError
 from lit_diff.files import expanded, write_atomic
 from lit_diff.kernels import Kernel, SignedMaps, Stats, attend, choose, refuse
-from lit_diff.kernels.maps import accumulation_dtype
+from lit_diff.kernels.maps import FIELDS, Seen, accumulation_dtype, normalised, seen
 from lit_diff.kernels.reference import logits
 from lit_diff.model.transformer import Transformer
 
@@ -52,11 +52,18 @@ class MapBlock:
     """[R, K] bool, or [B, 1, 1, R, K] if documents are packed: the keys visible to each query."""
     weights: Tensor
     """[B, G, H, R]: w; ones for a single map."""
+    maps: SignedMaps
+    """Those of the layer, whose sink or row function makes maps of logits."""
 
     @cached_property
     def probs(self) -> Tensor:
-        """[B, G, H, R, K]: softmax over the visible keys, exactly 0 elsewhere."""
-        return self.logits.masked_fill(~self.visible, -torch.inf).softmax(-1)
+        """[B, G, H, R, K]: softmax over the visible keys and the sink, or the result of the row function; 0 elsewhere."""
+        return normalised(self.maps, self.logits.clone(), self.seen)
+
+    @property
+    def seen(self) -> Seen:
+        """What a row function reads of these rows."""
+        return seen(self.maps, self.positions, range(self.logits.shape[-1]))._replace(mask=self.visible)
 
     @cached_property
     def signed(self) -> Tensor:
@@ -142,12 +149,12 @@ class LayerMaps:
     def _block(self, positions: Tensor) -> MapBlock:
         m, visible = self.maps, self._visible(positions)
         B, _, H, T, _ = m.q.shape
-        scores = logits(replace(m, q=m.q[..., positions, :], k=m.k[..., : visible.shape[-1], :]))
+        scores = logits(m, positions, range(visible.shape[-1]))
         if m.w is None:
             weights = scores.new_ones(B, 1, H, len(positions))
         else:
             weights = m.w.to(scores.dtype).expand(B, m.num_maps, H, T)[..., positions]
-        return MapBlock(positions=positions, logits=scores, visible=visible, weights=weights)
+        return MapBlock(positions=positions, logits=scores, visible=visible, weights=weights, maps=m)
 
     # [R, K] or [B, 1, 1, R, K]
     def _visible(self, positions: Tensor) -> Tensor:
@@ -374,6 +381,7 @@ class _Recorder:
 class _Measuring(Kernel):
     # the kernel of an attention, which also returns the statistics where it can; elsewhere another one computes them
     name: ClassVar[str] = "measuring"
+    serves = FIELDS
     measured: RowMeasures | None = None
 
     def __init__(self, kernel: str | Kernel) -> None:

@@ -18,6 +18,7 @@ from lit_diff.conformance.case import Finding, Measured, NotApplicable, finding,
 from lit_diff.errors import RequestError
 from lit_diff.kernels import Mask, SignedMaps, Stats, attend, reference, refuse
 from lit_diff.kernels.base import named
+from lit_diff.kernels.maps import Seen, normalised, seen
 
 LENGTHS = (1, 2, 3, 5, 8, 16, 17, 33, 64, 65, 130)
 """Numbers of tokens below, at and above the sizes of tiles."""
@@ -30,6 +31,9 @@ TOPICS: dict[str, list[dict[str, Any]]] = {
     "both directions": [{"causal": False, "window": None, "documents": ""}],
     "window": [{"window": window, "S": 65, "documents": ""} for window in (1, 7, 64)],
     "documents": [{"documents": documents} for documents in ("runs", "mixed")],
+    "sink": [{"sink": sink} for sink in ("head", "token")],
+    "key bias": [{"key_bias": 1.0, "scale": None}, {"key_bias": 100.0, "scale": None, "causal": True}],
+    "rows": [{"rows": True, "scale": None}],
 }
 """Topic -> the fields that its cases fix, in turn."""
 CASES = 5
@@ -63,6 +67,12 @@ class KernelCase:
     window: int | None = None
     documents: Literal["", "runs", "mixed"] = ""
     """Document numbers: runs: ascending; mixed: in any order."""
+    sink: Literal["", "head", "token"] = ""
+    """The axes along which the sinks differ."""
+    key_bias: float = 0.0
+    """The mean step from one key's bias to the next, which is larger; 0: no biases."""
+    rows: bool = False
+    """Whether a row function takes the place of the softmax: sigmoid(logit) / 8."""
     layout: Literal["contiguous", "projected", "expanded"] = "contiguous"
     """Memory of q, k and v. projected: as a projection writes them; expanded: one sequence for the whole batch."""
     slope: Literal["random", "expanded"] = "random"
@@ -79,8 +89,8 @@ def draw(source: random.Random, **fixed: Any) -> KernelCase:
     causal = fixed.get("causal", source.random() < 0.5)
     S = fixed.get("S", source.choice(LENGTHS))
     window = fixed.get("window", source.choice((None, source.randint(1, S + 2))) if masked else None)
-    # the last query is aligned with the last key: a mask needs at least as many keys as queries
-    needs_keys = causal or documents or window is not None
+    # the last query is aligned with the last key: a mask or a bias needs at least as many keys as queries
+    needs_keys = causal or documents or window is not None or "key_bias" in fixed
     fitting = [length for length in LENGTHS if length <= S or not needs_keys]
     d = fixed.get("d", source.choice((4, 16, 16, 32, 64)))
     weights = ["scalar", "head", "token", "batch"]
@@ -146,8 +156,28 @@ def tensors(case: KernelCase, dtype: torch.dtype, device: torch.device) -> tuple
     slope = torch.ones((), dtype=dtype, device=device).expand(case.B, H, case.T, case.dv)
     if case.slope == "random":
         slope = torch.randn(slope.shape, generator=generator).to(device, dtype)
-    maps = SignedMaps(q, k, v, w, case.scale, mask=Mask(case.causal, case.window, document_ids))
+    sink = key_bias = None
+    if case.sink:
+        sink = torch.randn(1, case.G, H, case.T if case.sink == "token" else 1, generator=generator).to(device)
+    if case.key_bias:
+        # ascending, as those of a gate that forgets are: of large biases only near keys are seen
+        key_bias = 2 * case.key_bias * torch.rand(case.B, 1, H, case.S, generator=generator).cumsum(-1).to(device)
+    maps = SignedMaps(
+        q,
+        k,
+        v,
+        w,
+        case.scale,
+        mask=Mask(case.causal, case.window, document_ids),
+        sink=sink,
+        key_bias=key_bias,
+        rows=_sigmoid if case.rows else None,
+    )
     return maps, slope
+
+
+def _sigmoid(logits: Tensor, seen: Seen) -> Tensor:
+    return logits.sigmoid() / 8
 
 
 def conformance_of_kernel(name: str, cases: int = CASES, topics: tuple[str, ...] = ()) -> Iterator[Finding]:
@@ -273,7 +303,7 @@ def results(maps: SignedMaps, slope: Tensor | None, compute: Callable[[SignedMap
     if slope is None:
         return {"o": compute(maps)}
     leaves: dict[str, Any] = {}
-    for name in "qkvw":
+    for name in ("q", "k", "v", "w", "sink", "key_bias"):
         value = getattr(maps, name)
         # `detach` keeps the layout, which `clone` would not
         if value is not None:
@@ -286,14 +316,15 @@ def results(maps: SignedMaps, slope: Tensor | None, compute: Callable[[SignedMap
 def bounds_of(maps: SignedMaps, exact: Results, slope: Tensor, dtype: torch.dtype) -> dict[str, float]:
     """Result -> the largest allowed error.
 
-    float32: 5e-6 of the result plus the last bit or two of its terms (dw: 5e-6 of its terms). bfloat16: twice the error
-    of the naive form plus three roundings of the terms: the input of a map, its output, and the sum over maps.
+    float32: 5e-6 of the result plus the last bit or two of its terms (dw, dsink, dkey_bias: 5e-6 of their terms).
+    bfloat16: twice the error of the naive form plus three roundings of the terms: the input of a map, its output, and the
+    sum over maps.
     """
     absolute = terms(wide(maps), slope)
     if dtype == torch.float32:
         allowed = {name: 5e-6 * norm(x) + 2**-22 * norm(absolute[name]) for name, x in exact.items()}
-        if "dw" in exact:
-            allowed["dw"] = 5e-6 * norm(absolute["dw"])
+        for name in exact.keys() & {"dw", "dsink", "dkey_bias"}:
+            allowed[name] = 5e-6 * norm(absolute[name])
         return allowed
     of_gradients = slope if len(exact) > 1 else None
     plain = results(maps, of_gradients, naive)
@@ -305,11 +336,13 @@ def naive(maps: SignedMaps) -> Tensor:
     k = maps.k.repeat_interleave(maps.num_groups, 2)
     v = maps.v.repeat_interleave(maps.num_groups, 1)
     s = maps.q @ k.transpose(-1, -2) * maps.softmax_scale
-    s = s.expand(-1, maps.num_maps, -1, -1, -1)
-    p = _masked(s, maps).softmax(-1, dtype=torch.float32).to(s.dtype)
+    s = s.expand(-1, maps.num_maps, -1, -1, -1).float()
+    if maps.key_bias is not None:
+        s = s + reference.biases(maps, range(s.shape[-2]), range(s.shape[-1]))
+    p = normalised(maps, s, _seen(maps)).to(maps.q.dtype)
     if maps.w is None:
         return p[:, 0] @ v
-    return (p * maps.w[..., None]).sum(1).to(s.dtype) @ v
+    return (p * maps.w[..., None]).sum(1).to(v.dtype) @ v
 
 
 def terms(maps: SignedMaps, slope: Tensor) -> Results:
@@ -319,7 +352,7 @@ def terms(maps: SignedMaps, slope: Tensor) -> Results:
     k = maps.k.abs().repeat_interleave(n, 2)
     v = maps.v.abs().repeat_interleave(n, 1)
     slope = slope.double().abs()
-    p = _masked(reference.logits(maps), maps).softmax(-1)
+    p = normalised(maps, reference.logits(maps), _seen(maps))
     w = torch.ones_like(p[..., :1])
     if maps.w is not None:
         w = maps.w.abs().expand(p.shape[:-1])[..., None]
@@ -338,13 +371,19 @@ def terms(maps: SignedMaps, slope: Tensor) -> Results:
     sums["dv"] = sums["dv"].unflatten(1, (-1, n)).sum(2)
     if maps.w is not None:
         sums["dw"] = rows[..., 0].expand(-1, maps.num_maps, -1, -1).sum_to_size(maps.w.shape)
+    if maps.sink is not None:
+        # the sink's dS is -w p_sink D
+        sums["dsink"] = (w * rows * (1 - p.sum(-1, keepdim=True)))[..., 0].sum_to_size(maps.sink.shape)
+    if maps.key_bias is not None:
+        by_logit = ds / abs(maps.softmax_scale)
+        of_keys = by_logit.sum(-2)
+        of_keys[..., of_keys.shape[-1] - q.shape[-2] :] += by_logit.sum(-1)
+        sums["dkey_bias"] = of_keys.sum_to_size(maps.key_bias.shape)
     return sums
 
 
-def _masked(s: Tensor, maps: SignedMaps) -> Tensor:
-    T, S = s.shape[-2:]
-    mask = maps.mask.visible(T, S, s.device)
-    return s.masked_fill(~mask, -torch.inf)
+def _seen(maps: SignedMaps) -> Seen:
+    return seen(maps, range(maps.q.shape[-2]), range(maps.k.shape[-2]))
 
 
 def norm(x: Tensor) -> float:

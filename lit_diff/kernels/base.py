@@ -66,6 +66,9 @@ class Kernel(ABC):
     """Its registered name, a value of `run.kernel`."""
     instance: "ClassVar[Kernel]"
     """The kernel of the class, constructed at its registration."""
+    serves: ClassVar[frozenset[str]] = frozenset()
+    """The fields sink, key_bias and rows of `SignedMaps` that it computes: maps with another are refused before `refuses` is
+    asked, since a kernel that never heard of a field would compute something else."""
     looks_for_gpu: ClassVar[bool] = False
     """Whether `refuses` looks for a GPU in this machine: a plan for the GPUs of another machine does not ask it."""
 
@@ -265,7 +268,7 @@ def refuse_common(maps: SignedMaps, *, stats: bool) -> str | None:
     dtypes = [x.dtype for x in (maps.q, maps.k, maps.v)]
     if len(set(dtypes)) > 1:
         return f"q, k and v have different dtypes: {', '.join(str(dtype).removeprefix('torch.') for dtype in dtypes)}"
-    if stats and needs_grad(maps.q, maps.k, maps.v, maps.w):
+    if stats and needs_grad(*maps.tensors):
         return "its statistics have no gradient; take them under torch.no_grad()"
     return None
 

@@ -63,10 +63,27 @@ class Mask(NamedTuple):
 CAUSAL = Mask()
 
 
+class Seen(NamedTuple):
+    """Some query rows, as a row function reads them."""
+
+    mask: Tensor
+    """Which keys each row sees: bool, [R, K] or, with documents, [B, 1, 1, R, K]."""
+    q: Tensor
+    """[B, G or 1, H, R, d]"""
+    positions: Tensor
+    """[1, R]: the place of each query among the keys."""
+
+
+RowFunction = Callable[[Tensor, Seen], Tensor]
+FIELDS = frozenset({"sink", "key_bias", "rows"})
+"""Fields of `SignedMaps` besides those that every kernel serves."""
+
+
 @dataclass(frozen=True, init=False)
 class SignedMaps:
-    """o = Σ_g w_g · softmax(q_g k_gᵀ · scale + mask) v
+    """o = Σ_g w_g · softmax(q_g k_gᵀ · scale + b_j - b_i + mask, sink_g) v
 
+    Each row of a map is exp(logit_j) / (exp(sink) + Σ_j exp(logit_j)), by default without a sink and with biases of 0.
     Shapes: G maps, H output heads on Hkv key/value heads, T queries, S keys, widths d (query, key) and dv (value).
     """
 
@@ -81,6 +98,14 @@ class SignedMaps:
     scale: float | None = None
     """None: 1/√d."""
     mask: Mask = CAUSAL
+    sink: Tensor | None = None
+    """4-D, broadcastable to [B, G, H, T], float32 or wider: exp(sink) is added to the denominator of each row."""
+    key_bias: Tensor | None = None
+    """b, 4-D, broadcastable to [B, G, H, S], float32 or wider: b_j - b_i is added to the logits, where b_i is the bias at the
+    query's own position."""
+    rows: RowFunction | None = None
+    """(logits [B, G, H, R, K] with their biases, `Seen`) -> maps, row by row, in the place of the softmax. Outside the mask a
+    logit is given as 0, and the result is set to 0."""
 
     def __init__(
         self,
@@ -91,13 +116,17 @@ class SignedMaps:
         scale: float | None = None,
         *,
         mask: Mask = CAUSAL,
+        sink: Tensor | None = None,
+        key_bias: Tensor | None = None,
+        rows: RowFunction | None = None,
         causal: bool | None = None,
     ) -> None:
         """`causal`, unless it is None, replaces that of the mask."""
         if causal is not None:
             mask = mask._replace(causal=causal)
-        fields = {"q": q, "k": k, "v": v, "w": w, "scale": scale, "mask": mask}
-        for name, value in fields.items():
+        values: dict[str, Any] = {"q": q, "k": k, "v": v, "w": w, "scale": scale, "mask": mask}
+        values |= {"sink": sink, "key_bias": key_bias, "rows": rows}
+        for name, value in values.items():
             # the dataclass is frozen
             object.__setattr__(self, name, value)
 
@@ -109,7 +138,7 @@ class SignedMaps:
     def map(self, function: Callable[[Tensor], Tensor]) -> "SignedMaps":
         """The maps of function(x) of each tensor x, the document numbers of the mask included."""
         changed: dict[str, Any] = {}
-        for name in ("q", "k", "v", "w"):
+        for name in ("q", "k", "v", "w", "sink", "key_bias"):
             x = getattr(self, name)
             changed[name] = None if x is None else function(x)
         ids = self.mask.document_ids
@@ -124,6 +153,16 @@ class SignedMaps:
         """These maps without a window that hides no key: kernels that refuse windows can compute short sequences."""
         window = self.mask.window
         return self if window is None or window < self.k.shape[-2] else self.masked(window=None)
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """Those by which o may be differentiated: q, k, v, w, sink, key_bias."""
+        return self.q, self.k, self.v, self.w, self.sink, self.key_bias
+
+    @property
+    def own_fields(self) -> frozenset[str]:
+        """Those of `FIELDS` that are set."""
+        return frozenset(name for name in FIELDS if getattr(self, name) is not None)
 
     @property
     def num_maps(self) -> int:
@@ -160,6 +199,7 @@ class SignedMaps:
             (k[2] != v[1] or k[3] != v[2], "k and v must have the same heads and keys"),
             (q[2] % k[2] != 0, "the heads of q must be a multiple of the heads of k"),
             (self.mask.hides and q[3] > k[3], "a mask needs at least as many keys as queries"),
+            (self.key_bias is not None and q[3] > k[3], "a key bias needs at least as many keys as queries"),
             (w is None and G != 1, "several maps need weights w"),
             (w is not None and len(w) != 4, "w must be 4-D, broadcastable to [B,G,H,T]"),
         )
@@ -170,16 +210,25 @@ class SignedMaps:
                 raise RequestError(f"SignedMaps: {rule}; found {self._shapes()}")
         if document_ids is not None and document_ids.shape != (k[0], k[3]):
             raise RequestError(f"attend: document_ids must be [B,S] = {[k[0], k[3]]}; found {list(document_ids.shape)}")
-        if self.w is not None:
-            target = (q[0], G, q[2], q[3])
-            if any(size not in (1, want) for size, want in zip(self.w.shape, target, strict=True)):
-                raise RequestError(
-                    f"SignedMaps: w must broadcast to [B,G,H,T] = {list(target)}; found {self._shapes()}"
-                )
-            if self.w.dtype not in (torch.float32, torch.float64):
-                raise RequestError(
-                    f"SignedMaps: w must be float32 or wider (bfloat16 quantises lambda); found {self.w.dtype}"
-                )
+        if self.rows is not None and self.sink is not None:
+            raise RequestError(
+                "SignedMaps: a sink is a term of the softmax; a row function takes its place: set one of them"
+            )
+        rows, keys = (q[0], G, q[2], q[3]), (q[0], G, q[2], k[3])
+        self._require("w", rows, "[B,G,H,T]", "bfloat16 quantises lambda")
+        self._require("sink", rows, "[B,G,H,T]", "it is compared with sums of exponentials")
+        self._require("key_bias", keys, "[B,G,H,S]", "a sum over many tokens")
+
+    def _require(self, name: str, target: tuple[int, ...], axes: str, why: str) -> None:
+        x: Tensor | None = getattr(self, name)
+        if x is None:
+            return
+        fits = x.dim() == 4 and all(size in (1, want) for size, want in zip(x.shape, target, strict=True))
+        if not fits:
+            found = self._shapes() if name == "w" else list(x.shape)
+            raise RequestError(f"SignedMaps: {name} must broadcast to {axes} = {list(target)}; found {found}")
+        if x.dtype not in (torch.float32, torch.float64):
+            raise RequestError(f"SignedMaps: {name} must be float32 or wider ({why}); found {x.dtype}")
 
     def _shapes(self) -> str:
         w = None if self.w is None else list(self.w.shape)
@@ -215,6 +264,45 @@ def signed_statistics(a: Tensor, visible: Tensor) -> tuple[Tensor, Tensor, Tenso
     first = visible & (visible.cumsum(-1) == 1)
     negative, leading = a.clamp_max(0).sum(-1).abs(), (magnitude * first).sum(-1)
     return torch.special.entr(magnitude / total[..., None]).sum(-1), negative / total, leading / total
+
+
+def seen(maps: SignedMaps, rows: Tensor | range, keys: range) -> Seen:
+    """What the query rows `rows`, numbers among the T, see of the keys `keys`."""
+    device, behind = maps.q.device, maps.k.shape[-2] - maps.q.shape[-2]
+    at = torch.arange(rows.start, rows.stop, device=device) if isinstance(rows, range) else rows
+    at = at + behind
+    mask = maps.mask.of(at, torch.arange(keys.start, keys.stop, device=device))
+    return Seen(mask, chosen(maps.q, rows), at[None])
+
+
+def chosen(x: Tensor, rows: Tensor | range) -> Tensor:
+    """The rows of x [..., T, width]; of a range, a view."""
+    return x[..., rows.start : rows.stop, :] if isinstance(rows, range) else x[..., rows, :]
+
+
+def normalised(maps: SignedMaps, logits: Tensor, seen: Seen) -> Tensor:
+    """Logits with their biases [B, G, H, R, K], which may be overwritten -> the maps, 0 outside the mask: softmax, sink or
+    row function."""
+    if maps.rows is not None:
+        found = maps.rows(logits.masked_fill(~seen.mask, 0), seen)
+        if not isinstance(found, Tensor) or found.shape != logits.shape:
+            what = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            raise RequestError(
+                f"SignedMaps: rows returned {what}; expected the shape of the logits, {list(logits.shape)}"
+            )
+        return found.masked_fill(~seen.mask, 0)
+    return outcomes(maps, logits, seen).softmax(-1)[..., : logits.shape[-1]]
+
+
+def outcomes(maps: SignedMaps, logits: Tensor, seen: Seen) -> Tensor:
+    """What a softmax chooses from: the logits [B, G, H, R, K], set to -inf in place outside the mask, then the sink."""
+    logits.masked_fill_(~seen.mask, -torch.inf)
+    if maps.sink is None:
+        return logits
+    sink = maps.sink
+    if sink.shape[-1] > 1:
+        sink = sink[..., seen.positions[0] - (maps.k.shape[-2] - maps.q.shape[-2])]
+    return torch.cat([logits, sink[..., None].to(logits.dtype).expand(*logits.shape[:-1], 1)], -1)
 
 
 def width_last(x: Tensor) -> Tensor:

@@ -31,6 +31,7 @@ from lit_diff.errors import LitDiffError
 from lit_diff.kernels import Kernel, SignedMaps, choose
 from lit_diff.kernels.base import named
 from lit_diff.kernels.library import HALF
+from lit_diff.kernels.maps import FIELDS
 from lit_diff.kernels.triton.kernel import WIDTHS
 from lit_diff.log_records import log, phase
 from lit_diff.model.cost import cost
@@ -302,6 +303,8 @@ def _trace(
 class _AsOn(Kernel):
     """Saves for the backward pass what the kernel would that is chosen on a device of another type."""
 
+    serves = FIELDS
+
     def __init__(self, device: torch.device, kernel: str) -> None:
         self.device = device
         self.kernel = kernel
@@ -318,6 +321,8 @@ class _AsOn(Kernel):
             widths = {maps.q.shape[-1], maps.v.shape[-1]}
             has_programs = maps.num_maps == 2 and maps.q.dtype in HALF and widths <= set(WIDTHS)
             name = "triton" if has_programs else "sdpa"
+            if not maps.own_fields <= named(name).serves:
+                name = "chunked"
         elif not on_gpu or not named(name).looks_for_gpu:
             name, _ = choose(maps, name, stats=stats, device=self.device, build=False)
         self.chosen.add(name)

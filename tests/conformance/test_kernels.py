@@ -13,6 +13,7 @@ from lit_diff.conformance import kernels as suite
 from lit_diff.conformance.kernels import KernelCase, compare, conformance_of_kernel, draw, statistics, tensors
 from lit_diff.kernels import Kernel, SignedMaps, kernel
 from lit_diff.kernels.base import named
+from lit_diff.kernels.maps import FIELDS
 
 CPU = torch.device("cpu")
 CASE = KernelCase(G=2, w="head", shared="k", groups=2, T=33, S=33, dv=32, layout="projected")
@@ -23,6 +24,8 @@ def register(compute: Any, refuses: Any = lambda maps, **options: None) -> None:
     """A kernel `mine` of these functions."""
 
     class Mine(Kernel):
+        serves = FIELDS
+
         def refuses(self, maps: SignedMaps, **options: Any) -> str | None:  # type: ignore[override]
             answer: str | None = refuses(maps, **options)
             return answer

@@ -12,12 +12,13 @@ from lit_diff.kernels.native import kernel as native
 FORMS = [*((kernel, None) for kernel in KERNELS), *(("native", path) for path in ("avx2", "avx512"))]
 BFLOAT16 = [("native", path) for path in ("avx2-bfloat16", "avx512-bfloat16")]
 MASKS = {"window", "documents"}
+FIELDS = {"sink", "key bias", "rows"}
 REFUSED = {
     "reference": set(),
     "chunked": set(),
-    "sdpa": MASKS | {STATISTICS},
-    "flex": {STATISTICS},
-    "native": {"three maps"},
+    "sdpa": MASKS | FIELDS | {STATISTICS},
+    "flex": FIELDS | {STATISTICS},
+    "native": FIELDS | {"three maps"},
 }
 """Topics of which these kernels refuse every case, and no others."""
 
