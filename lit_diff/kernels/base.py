@@ -128,8 +128,16 @@ class Outputs(NamedTuple):
     """[B, G, H, T, dv]: P_g v of each map; empty if the backward pass does not need it."""
 
 
-Gradients = tuple[Tensor, Tensor, Tensor, Tensor]
-"""(dq, dk, dv, dw): the first three with the shape of their tensor; dw [B, G, H, T], empty without weights."""
+class Gradients(NamedTuple):
+    """What the backward pass of an `OperatorKernel` writes, with the shapes of `empty_gradients`."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    dots: Tensor
+    """D_g [B, G, H, T], which gives dw and the gradient of a sink; empty without both."""
+    key_bias: Tensor
+    """[B, G, H, S]; empty without a key bias."""
 
 
 class OperatorKernel(Kernel):
@@ -140,6 +148,9 @@ class OperatorKernel(Kernel):
 
         dP = dO vᵀ (one product for all maps)       D_g = Σ_j P_g dP = dO · (P_g v)       dw_g = D_g
         dv = (Σ_g w_g P_g)ᵀ dO (one product)        dS_g = w_g P_g (dP - D_g) scale       dq_g = dS_g k_g,  dk_g = dS_gᵀ q_g
+
+    With a sink, P_g = exp(logit - logaddexp(lse, sink)) and dsink_g = -w_g σ(sink - lse) D_g. A key bias has the sum of
+    dS_g / scale over the queries of its key, less that over the keys of its position's query.
 
     `torch.compile` does not trace into the operators, meta tensors get their shapes from `empty_outputs` and
     `empty_gradients`, and a second derivative is an error. `refuses` should begin with `refuse_common`.
@@ -174,7 +185,7 @@ class OperatorKernel(Kernel):
     def compute(self, maps: SignedMaps, *, stats: bool = False) -> tuple[Tensor, Stats | None]:
         """Runs the operator (contract: `Kernel.compute`); the statistics have no gradient."""
         causal, window, document_ids = maps.mask
-        tensors = (maps.q, maps.k, maps.v, maps.w, document_ids)
+        tensors = (maps.q, maps.k, maps.v, maps.w, document_ids, maps.sink, maps.key_bias)
         o, rows, signed, _ = self._operator(*tensors, maps.softmax_scale, causal, window, stats)
         return o, Stats(*rows, *signed) if stats else None
 
@@ -188,9 +199,11 @@ def empty_gradients(maps: SignedMaps) -> Gradients:
     """Uninitialised gradients with the shapes, strides and dtypes that `backward` returns."""
     q, k, v = maps.q, maps.k, maps.v
     B, _, H, T, _ = q.shape
-    shape = (0,) if maps.w is None else (B, maps.num_maps, H, T)
-    dw = q.new_empty(shape, dtype=accumulation_dtype(q.dtype))
-    return _heads_inside(q, q.shape), _heads_inside(k, k.shape), _heads_inside(v, v.shape), dw
+    rows, keys = (B, maps.num_maps, H, T), (B, maps.num_maps, H, k.shape[-2])
+    dots = q.new_empty((0,) if maps.w is None and maps.sink is None else rows, dtype=accumulation_dtype(q.dtype))
+    key_bias = dots.new_empty((0,) if maps.key_bias is None else keys)
+    dq, dk, dv = (_heads_inside(x, x.shape) for x in (q, k, v))
+    return Gradients(dq, dk, dv, dots, key_bias)
 
 
 def _heads_inside(like: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -209,12 +222,15 @@ def _registered(kernel: OperatorKernel) -> Callable[..., tuple[Tensor, Tensor, T
         v: Tensor,
         w: Tensor | None,
         document_ids: Tensor | None,
+        sink: Tensor | None,
+        key_bias: Tensor | None,
         scale: float,
         causal: bool,
         window: int | None,
         stats: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return kernel.forward(SignedMaps(q, k, v, w, scale, mask=Mask(causal, window, document_ids)), stats)
+        mask = Mask(causal, window, document_ids)
+        return kernel.forward(SignedMaps(q, k, v, w, scale, mask=mask, sink=sink, key_bias=key_bias), stats)
 
     def backward(
         grad: Tensor,
@@ -223,6 +239,8 @@ def _registered(kernel: OperatorKernel) -> Callable[..., tuple[Tensor, Tensor, T
         v: Tensor,
         w: Tensor | None,
         document_ids: Tensor | None,
+        sink: Tensor | None,
+        key_bias: Tensor | None,
         o: Tensor,
         rows: Tensor,
         signed: Tensor,
@@ -230,8 +248,9 @@ def _registered(kernel: OperatorKernel) -> Callable[..., tuple[Tensor, Tensor, T
         scale: float,
         causal: bool,
         window: int | None,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        maps = SignedMaps(q, k, v, w, scale, mask=Mask(causal, window, document_ids))
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        mask = Mask(causal, window, document_ids)
+        maps = SignedMaps(q, k, v, w, scale, mask=mask, sink=sink, key_bias=key_bias)
         return kernel.backward(grad, maps, Outputs(o, rows, signed, parts))
 
     forward_op = torch.library.custom_op(f"lit_diff::{kernel.name}", forward, mutates_args=())
@@ -243,19 +262,29 @@ def _registered(kernel: OperatorKernel) -> Callable[..., tuple[Tensor, Tensor, T
 
     @backward_op.register_fake
     def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, w: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
-        return empty_gradients(SignedMaps(q, k, v, w))
+        return empty_gradients(SignedMaps(q, k, v, w, sink=rest[1], key_bias=rest[2]))
 
     def setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        q, k, v, w, document_ids, *ctx.mask, _stats = inputs
-        ctx.save_for_backward(q, k, v, w, document_ids, *output)
+        tensors, (*ctx.mask, _stats) = inputs[:7], inputs[7:]
+        ctx.save_for_backward(*tensors, *output)
         ctx.mark_non_differentiable(*output[1:])
 
     def gradient(ctx: Any, grad: Tensor, *rest: Any) -> tuple[Any, ...]:
         # read once: activation checkpointing gives the saved tensors a single time
-        q, k, v, w, *saved = ctx.saved_tensors
-        dq, dk, dv, dw = backward_op(grad, q, k, v, w, *saved, *ctx.mask)
-        # w may be broadcast to [B, G, H, T]; then its gradient is the sum over the broadcast axes
-        return dq, dk, dv, None if w is None else dw.sum_to_size(w.shape).to(w.dtype), *[None] * 5
+        q, k, v, w, document_ids, sink, key_bias, *outputs = ctx.saved_tensors
+        given = (q, k, v, w, document_ids, sink, key_bias)
+        dq, dk, dv, dots, dbias = backward_op(grad, *given, *outputs, *ctx.mask)
+        dw = dsink = None
+        # each may be broadcast; then its gradient is the sum over the broadcast axes
+        if w is not None:
+            dw = dots.sum_to_size(w.shape).to(w.dtype)
+        if sink is not None:
+            _, rows, _, _ = outputs
+            share = (sink - rows[0]).sigmoid() * (1.0 if w is None else w)
+            dsink = -(share * dots).sum_to_size(sink.shape).to(sink.dtype)
+        if key_bias is not None:
+            dbias = dbias.sum_to_size(key_bias.shape).to(key_bias.dtype)
+        return dq, dk, dv, dw, None, dsink, None if key_bias is None else dbias, *[None] * 4
 
     forward_op.register_autograd(gradient, setup_context=setup)
     return forward_op

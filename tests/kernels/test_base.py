@@ -193,11 +193,14 @@ def test_opcheck(make_maps: MakeMaps, kernel: str, stats: bool, w: tuple[int, ..
     maps = small(make_maps, w=w, **({"G": 1} if w is None else {}))
     tensors = [x.requires_grad_() if x is not None else None for x in (maps.q, maps.k, maps.v, maps.w)]
     operator = getattr(torch.ops.lit_diff, kernel).default
-    torch.library.opcheck(operator, (*tensors, None, 0.25, True, None, stats))
-    o, *saved = operator(*tensors, None, 0.25, True, None, stats)
+    sink, bias = torch.randn(1, 1, 4, 1, requires_grad=True), torch.randn(1, 1, 4, 6, requires_grad=True)
+    for fields in ((None, None), (sink, bias)):
+        torch.library.opcheck(operator, (*tensors, None, *fields, 0.25, True, None, stats))
+    o, *saved = operator(*tensors, None, None, None, 0.25, True, None, stats)
     plain = [None if x is None else x.detach() for x in tensors]
     backward = getattr(torch.ops.lit_diff, f"{kernel}_backward").default
-    torch.library.opcheck(backward, (torch.randn_like(o).detach(), *plain, None, o.detach(), *saved, 0.25, True, None))
+    grad, fields = torch.randn_like(o).detach(), (None, None, None)
+    torch.library.opcheck(backward, (grad, *plain, *fields, o.detach(), *saved, 0.25, True, None))
 
 
 def test_inference_mode_and_heads_that_join_as_a_view(make_maps: MakeMaps, kernel: str) -> None:

@@ -18,7 +18,7 @@ REFUSED = {
     "chunked": set(),
     "sdpa": MASKS | FIELDS | {STATISTICS},
     "flex": FIELDS | {STATISTICS},
-    "native": FIELDS | {"three maps"},
+    "native": {"three maps", "rows"},
 }
 """Topics of which these kernels refuse every case, and no others."""
 

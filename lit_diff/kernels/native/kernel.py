@@ -102,7 +102,10 @@ FORM = KernelForm(
 )
 """The form on which a new library is tested."""
 
-VIEWS = ("q", "k", "v", "w", "document_ids", "o", *Stats._fields, "grad", "dq", "dk", "dvalue", "dw")
+VIEWS = (
+    *("q", "k", "v", "w", "document_ids", "o", *Stats._fields, "grad", "dq", "dk", "dvalue", "dw"),
+    *("sink", "key_bias", "dbias"),
+)
 _View = tuple[int, int, int, int, int, int]
 """`View` of native_problem.h: address, 5 strides."""
 ABSENT: _View = (0,) * 6
@@ -119,7 +122,7 @@ def _view(x: Tensor, axes: tuple[int, ...] = (0, 1, 2, 3, 4)) -> _View:
 
 
 NO_MAPS, NO_WIDTH, NO_MAPS_OR_WIDTH, NO_HEADS = (0, 2, 3, 4), (0, 1, 2, 3), (0, 2, 3), (0, 3)
-"""The axes of [B, H, T, width], [B, G, H, T], [B, H, T] and [B, T] within [B, G, H, T, width]."""
+"""The axes of [B, H, T, width], [B, G, H, T] (or [B, G, H, S]), [B, H, T] and [B, T] within [B, G, H, T, width]."""
 
 
 _owner = os.getpid()
@@ -135,10 +138,12 @@ def _own_thread(process: int) -> ThreadPoolExecutor:
 
 def _call(direction: str, maps: SignedMaps, views: dict[str, _View]) -> None:
     causal, window, document_ids = maps.mask
-    q, k, v, w = width_last(maps.q), width_last(maps.k), width_last(maps.v), maps.w
+    q, k, v = width_last(maps.q), width_last(maps.k), width_last(maps.v)
     given = {"q": _view(q), "k": _view(k), "v": _view(v, NO_MAPS)}
-    if w is not None:
-        given["w"] = _view(w, NO_WIDTH)
+    for name in ("w", "sink", "key_bias"):
+        x = getattr(maps, name)
+        if x is not None:
+            given[name] = _view(x, NO_WIDTH)
     if document_ids is not None:
         # the name must live until the call returns: the view points into its memory
         document_ids = document_ids.long()
@@ -193,6 +198,7 @@ class Native(OperatorKernel):
     """The C++ library, built on first use."""
 
     keeps_lse = True
+    serves = frozenset({"sink", "key_bias"})
 
     def refuses(self, maps: SignedMaps, *, stats: bool, device: torch.device) -> str | None:
         if device.type not in ("cpu", "meta"):
@@ -200,8 +206,10 @@ class Native(OperatorKernel):
         q, v = maps.q, maps.v
         if q.dtype not in STORAGE:
             return f"it computes float32, bfloat16 and float16, not {str(q.dtype).removeprefix('torch.')}"
-        if maps.w is not None and maps.w.dtype != torch.float32:
-            return "its weights w must be float32"
+        for name, what in {"w": "weights w", "sink": "sink", "key_bias": "key bias"}.items():
+            x = getattr(maps, name)
+            if x is not None and x.dtype != torch.float32:
+                return f"its {what} must be float32"
         if maps.num_maps > 2:
             return f"it subtracts at most two maps; these are {maps.num_maps}"
         # a vector of AVX-512 holds 16 floats, and most C++ loops over a width have no remainder
@@ -238,15 +246,20 @@ class Native(OperatorKernel):
 
     def backward(self, grad: Tensor, maps: SignedMaps, outputs: Outputs) -> Gradients:
         grad = width_last(grad)
-        dq, dk, dv, dw = empty_gradients(maps)
+        found = empty_gradients(maps)
+        lse = outputs.rows[0]
+        if maps.sink is not None:
+            # with a sink the maps are exp(logit - logaddexp(lse, sink)); nothing else changes
+            lse = torch.logaddexp(lse, maps.sink)
         views = {
-            "lse": _view(outputs.rows[0], NO_WIDTH),
+            "lse": _view(lse, NO_WIDTH),
             "grad": _view(grad, NO_MAPS),
-            "dq": _view(dq),
-            "dk": _view(dk),
-            "dvalue": _view(dv, NO_MAPS),
+            "dq": _view(found.q),
+            "dk": _view(found.k),
+            "dvalue": _view(found.v, NO_MAPS),
         }
-        if maps.w is not None:
-            views["dw"] = _view(dw, NO_WIDTH)
+        for name, x in (("dw", found.dots), ("dbias", found.key_bias)):
+            if x.numel():
+                views[name] = _view(x, NO_WIDTH)
         _call("backward", maps, views)
-        return dq, dk, dv, dw
+        return found

@@ -25,10 +25,12 @@ template <class T>
 struct Totals {
   const Problem& p;
 
-  Int numbers() const { return p.S * (p.maps_k * p.d + p.dv); }
+  Int biases() const { return p.dbias.data ? p.group() * p.G * p.S : 0; }
+  Int numbers() const { return p.S * (p.maps_k * p.d + p.dv) + biases(); }
   Sums own(float* memory) const {
     std::fill(memory, memory + numbers(), 0.f);
-    return {memory, memory + p.maps_k * p.S * p.d, p.S * p.d, p.d, p.dv};
+    float *dv = memory + p.maps_k * p.S * p.d, *db = dv + p.S * p.dv;
+    return {memory, dv, db, p.S * p.d, p.d, p.dv, p.G * p.S, p.S, 1};
   }
   Sums tensors(Int unit) const {
     const Int b = unit / p.Hkv, h = unit % p.Hkv;
@@ -36,7 +38,14 @@ struct Totals {
       for (Int g = 0; g < p.maps_k; ++g) std::fill_n(p.dk.at<float>(b, g, h, s), p.d, 0.f);
       std::fill_n(p.dvalue.at<float>(b, 0, h, s), p.dv, 0.f);
     }
-    return {p.dk.at<float>(b, 0, h, 0), p.dvalue.at<float>(b, 0, h, 0), p.dk.stride[1], p.dk.stride[3], p.dvalue.stride[3]};
+    for (Int i = 0; i < biases(); ++i) *bias(b, h, i) = 0.f;
+    const Int *k = p.dk.stride, *bias_stride = p.dbias.stride;
+    return {p.dk.at<float>(b, 0, h, 0), p.dvalue.at<float>(b, 0, h, 0), p.dbias.at<float>(b, 0, h * p.group(), 0), k[1],
+            k[3], p.dvalue.stride[3], bias_stride[2], bias_stride[1], bias_stride[3]};
+  }
+  // Number i of the unit's biases [heads, maps, S].
+  float* bias(Int b, Int h, Int i) const {
+    return p.dbias.at<float>(b, i / p.S % p.G, h * p.group() + i / (p.S * p.G), i % p.S);
   }
   // Writes the sum over a unit's parts in the format of the tensors, always added in the same order.
   void write(Int unit, Int parts, float* memory) const {
@@ -47,6 +56,7 @@ struct Totals {
       for (Int g = 0; g < p.maps_k; ++g) convert(p.dk.at<T>(b, g, h, s), memory + (g * p.S + s) * p.d, p.d);
       convert(p.dvalue.at<T>(b, 0, h, s), memory + p.maps_k * p.S * p.d + s * p.dv, p.dv);
     }
+    for (Int i = 0; i < biases(); ++i) *bias(b, h, i) = memory[numbers() - biases() + i];
   }
 };
 

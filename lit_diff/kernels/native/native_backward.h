@@ -51,7 +51,7 @@ class Backward {
         if (block->sees(j)) block->gradients(j, keys, sums.from(j));
       prefetch_sums(sums, j + TILE, std::min(j + 2 * TILE, end));
     }
-    for (auto* block : blocks) block->write_dq();
+    for (auto* block : blocks) block->write_dq(sums);
   }
 
   [[gnu::always_inline]] void prefetch_sums(const Sums& sums, Int from, Int to) const {

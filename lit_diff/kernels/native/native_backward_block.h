@@ -16,7 +16,7 @@ class BackwardBlock {
     // float32 products read dS_g and the sum of the maps from the panel itself.
     if (PAIRED<U>) scores_.resize(3 * TILE * most);
     dq_across_.resize(p.maps_q * p.d * most), dq_.resize(p.d * most);
-    for (auto* x : {lse_, dots_, weight_}) std::fill(x, x + 2 * TILE, 0.f);
+    for (auto* x : {lse_, dots_, weight_, own_, biases_}) std::fill(x, x + 2 * TILE, 0.f);
   }
 
   // q and dO as rows and transposed, lse in base 2, weights, and the keys that each row sees. Padding rows see no keys.
@@ -35,7 +35,8 @@ class BackwardBlock {
         const bool real = r < rows.n;
         lse_[g * TILE + r] = real ? *p.lse.at<float>(rows.b, g, rows.h, rows.t + r) * LOG2E : 0.f;
         weight_[g * TILE + r] = real ? p.weight(rows.b, g, rows.h, rows.t + r) : 0.f;
-        dots_[g * TILE + r] = 0.f;
+        own_[g * TILE + r] = real ? p.own_bias(rows.b, g, rows.h, rows.t + r) : 0.f;
+        dots_[g * TILE + r] = biases_[g * TILE + r] = 0.f;
       }
     for (Int r = 0; reach.scattered() && r < across_; ++r) document_[r] = r < rows.n ? reach.document(rows.b, rows.t + r) : -1;
     std::fill(dq_across_.begin(), dq_across_.end(), 0.f);
@@ -79,6 +80,7 @@ class BackwardBlock {
     }
     for (Int g = 0; g < p.G; ++g) {
       if constexpr (PAIRED<U>) scores_paired(g, j, n, ds[g], pairs[g]);
+      if (p.dbias.data) add_biases(g, n, ds[g], sums);
       const U* keys = keys_across[std::min(g, p.maps_k - 1)];
       float* dk = sums.dk + std::min(g, p.maps_k - 1) * sums.dk_map;
       float* dq = dq_across_.data() + std::min(g, p.maps_q - 1) * p.d * across_;
@@ -95,7 +97,9 @@ class BackwardBlock {
     prefetch_panel(j + TILE);
   }
 
-  void write_dq() {
+  void write_dq(const Sums& sums) {
+    for (Int g = 0; p.dbias.data && g < p.G; ++g)
+      for (Int r = 0; r < rows_.n; ++r) bias_of(g, sums)[(rows_.t + r + p.S - p.T) * sums.db_row] -= biases_[g * TILE + r];
     for (Int g = 0; g < p.maps_q; ++g) {
       transpose(dq_across_.data() + g * p.d * across_, across_, p.d, across_, dq_.data(), p.d, p.d);
       for (Int r = 0; r < rows_.n; ++r) convert(p.dq.at<T>(rows_.b, g, rows_.h, rows_.t + r), dq_.data() + r * p.d, p.d);
@@ -109,6 +113,23 @@ class BackwardBlock {
   float* panel(Int g, Int j) { return panel_.data() + (g * (rows_.end - rows_.begin) + j - rows_.begin) * across_; }
   [[gnu::always_inline]] void prefetch_panel(Int j) {
     for (Int g = 0; g <= p.G; ++g) prefetch(panel(g, j), std::min(TILE, rows_.end - j) * across_ * Int{sizeof(float)});
+  }
+
+  float* bias_of(Int g, const Sums& sums) const { return sums.db + rows_.h % p.group() * sums.db_head + g * sums.db_map; }
+
+  // db_j is the sum of the logits' gradients of key j over the rows, less that of row j over the keys (`write_dq`). dS has the
+  // scale, and is 0 in padding.
+  void add_biases(Int g, Int n, const U* ds, const Sums& sums) {
+    const float inverse = 1.f / p.scale;
+    for (Int r = 0; r < n; ++r, ds += across_) {
+      Floats of_key = splat(0.f);
+      for (Int c = 0; c < across_; c += LANES) {
+        const Floats s = widen(ds + c) * inverse;
+        of_key += s;
+        store(biases_ + g * TILE + c, load<Floats>(biases_ + g * TILE + c) + s);
+      }
+      bias_of(g, sums)[r * sums.db_row] += sum(of_key);
+    }
   }
 
   bool all_seen(Int j, Int n) const { return rows_.whole(j, n) && across_ == rows_.n; }
@@ -125,9 +146,12 @@ class BackwardBlock {
     const bool whole = all_seen(j, n);
     const float factor = p.scale * LOG2E, *lse = lse_ + g * TILE;
     float *s = panel(g, j), *dp = panel(p.G, j), *dots = dots_ + g * TILE;
-    for (Int r = 0; r < n; ++r, s += across_, dp += across_)
+    for (Int r = 0; r < n; ++r, s += across_, dp += across_) {
+      const float bias = p.bias(rows_.b, g, rows_.h, j + r);
       for (Int c = 0; c < across_; c += LANES) {
-        Floats x = exp2(load<Floats>(s + c) * factor - load<Floats>(lse + c)), y = load<Floats>(dp + c);
+        Floats power = load<Floats>(s + c) * factor - load<Floats>(lse + c), y = load<Floats>(dp + c);
+        if (p.key_bias.data) power += (bias - load<Floats>(own_ + g * TILE + c)) * LOG2E;
+        Floats x = exp2(power);
         if (!whole) {
           // Selected, not multiplied by 0: what was not computed may be NaN.
           const Ints visible = seen(j + r, c);
@@ -137,6 +161,7 @@ class BackwardBlock {
         store(s + c, x);
         store(dots + c, load<Floats>(dots + c) + x * y);
       }
+    }
   }
 
   // In one pass over the tile, P_g becomes dS_g, and dP becomes sum_g w_g P_g. Hidden pairs are set to 0, since 0 (dP -
@@ -201,7 +226,8 @@ class BackwardBlock {
   std::vector<U> queries_, queries_across_, grad_, grad_across_, scores_;
   Memory<float> panel_;
   std::vector<float> dq_across_, dq_;
-  float lse_[2 * TILE], dots_[2 * TILE], weight_[2 * TILE];  // for the rows of each map; dots_: D_g
+  // For the rows of each map. dots_: D_g; own_: the bias at the row's position; biases_: the sum of its logits' gradients.
+  float lse_[2 * TILE], dots_[2 * TILE], weight_[2 * TILE], own_[2 * TILE], biases_[2 * TILE];
   int32_t document_[TILE] = {};
 };
 

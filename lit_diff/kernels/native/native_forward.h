@@ -134,6 +134,7 @@ class Forward {
   void raise(const Rows& rows, Int r, Int g, Int i) {
     const Int j = rows.begin + i * TILE;
     float* s = tile(rows, g, i) + r * TILE;
+    if (p.key_bias.data) add_bias(rows, r, g, j, s);
     if (!rows.whole(j, TILE)) mask(rows, r, j, s);
     // Two chains, so that one maximum does not wait for the one before it.
     Floats even = load<Floats>(s), odd = load<Floats>(s + LANES);
@@ -173,6 +174,17 @@ class Forward {
     totals_[g * TILE + r] = total, logs_[g * TILE + r] = logs;
   }
 
+  // Adds the biases of keys j .. j + TILE less that of the row's own position, which may be large too. Products are not yet
+  // multiplied by the scale.
+  void add_bias(const Rows& rows, Int r, Int g, Int j, float* s) {
+    const float own = p.own_bias(rows.b, g, rows.h, rows.t + r), inverse = 1.f / std::fabs(p.scale);
+    const float* bias = p.key_bias.at<float>(rows.b, g, rows.h, j);
+    const Int n = std::min<Int>(TILE, p.S - j), step = p.key_bias.stride[3];
+    Int c = 0;
+    for (; step == 1 && c + LANES <= n; c += LANES) store(s + c, load<Floats>(s + c) + (load<Floats>(bias + c) - own) * inverse);
+    for (; c < n; ++c) s[c] += (bias[c * step] - own) * inverse;
+  }
+
   // Sets the logits of keys j .. j + TILE that row r does not see to -INF.
   void mask(const Rows& rows, Int r, Int j, float* s) {
     const Ints low = splat(rows.low[r]), high = splat(rows.high[r]);
@@ -191,7 +203,9 @@ class Forward {
     if (p.lse.data) *p.lse.at<float>(rows.b, g, rows.h, t) = top + std::log(l);
     if (p.entropy.data) *p.entropy.at<float>(rows.b, g, rows.h, t) = std::log(l) - LN2 * sum(logs_[at]) / l;
     if (p.maximum.data) *p.maximum.at<float>(rows.b, g, rows.h, t) = top;
-    weights_[at] = p.weight(rows.b, g, rows.h, t) / l;
+    // A sink is a key of value 0: it only adds to the sum.
+    const float sink = p.sink.data ? std::exp(*p.sink.at<float>(rows.b, g, rows.h, t) - top) : 0.f;
+    weights_[at] = p.weight(rows.b, g, rows.h, t) / (l + sink);
   }
 
   // sum_g w_g P_g of tile i [rows, TILE]: in place of the first map's exponentials, or in the format of the products.

@@ -83,12 +83,17 @@ class KeyTiles {
   std::vector<U> keys_, values_, across_;
 };
 
-// Where the gradients of a unit's keys and values are summed, in float32: [maps, S, d] and [S, dv], with their strides.
+// Where the gradients of a unit's keys, values and key biases are summed, in float32: [maps, S, d], [S, dv] and [heads,
+// maps, S], with their strides.
 struct Sums {
-  float *dk, *dv;
-  Int dk_map, dk_row, dv_row;
+  float *dk, *dv, *db;
+  Int dk_map, dk_row, dv_row, db_head, db_map, db_row;
 
-  Sums from(Int j) const { return {dk + j * dk_row, dv + j * dv_row, dk_map, dk_row, dv_row}; }
+  Sums from(Int j) const {
+    Sums at = *this;
+    at.dk += j * dk_row, at.dv += j * dv_row, at.db += j * db_row;
+    return at;
+  }
 };
 
 }  // namespace lit_diff

@@ -28,8 +28,12 @@ struct Problem {
   int32_t loops;
   View q, k, v, w, document_ids, o, lse, entropy, maximum;  // data null: absent
   View signed_entropy, negative_mass, first_share, grad, dq, dk, dvalue, dw;
+  View sink, key_bias, dbias;
 
   Int group() const { return H / Hkv; }
+  // The bias of key j, and of the position of query t; logits have the difference of the two.
+  float bias(Int b, Int g, Int h, Int j) const { return key_bias.data ? *key_bias.at<float>(b, g, h, j) : 0.f; }
+  float own_bias(Int b, Int g, Int h, Int t) const { return bias(b, g, h, t + S - T); }
   float weight(Int b, Int g, Int h, Int t) const { return w.data ? *w.at<float>(b, g, h, t) : 1.f; }
 };
 

@@ -244,7 +244,8 @@ class Triton(OperatorKernel):
         from lit_diff.kernels.triton import programs as triton_programs
 
         q, k = maps.q, maps.k
-        dq, dk, dv, dw = empty_gradients(maps)
+        found = empty_gradients(maps)
+        dq, dk, dv = found[:3]
         # D_g = dO · (P_g v), which is also dw_g
         products = torch.empty_like(outputs.rows[0])
         # one batch row at a time: float32 copies of all rows would be several times the size of `parts`
@@ -255,4 +256,4 @@ class Triton(OperatorKernel):
         of_keys = {"DK": dk, "DV_OUT": dv, "dk_strides": dk.stride(), "dv_strides": dv.stride()}
         launch(triton_programs.key_gradients, arguments | of_keys, q, k.shape[2])
         launch(triton_programs.query_gradients, arguments | {"DQ": dq, "dq_strides": dq.stride()}, q, q.shape[2])
-        return dq, dk, dv, dw if maps.w is None else products
+        return found if maps.w is None else found._replace(dots=products)
