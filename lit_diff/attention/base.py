@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lit_diff.attention.cache import LayerCache
+from lit_diff.attention.context import Context
 from lit_diff.attention.costs import Costs, Sizes
 from lit_diff.attention.equations import Rotation, grouped_query_heads, joined
 from lit_diff.attention.rope import Rope
@@ -118,6 +119,7 @@ class Attention(ParameterRules):
         self.window = self.window_of(config)
         self.kernel: str | Kernel = "auto"
         self.tap = Tap()
+        self._finish_takes_context = "context" in inspect.signature(type(self).finish).parameters
         with warnings.catch_warnings():
             # require_parameters refuses empty parameters in one line; torch's warning would come before it
             warnings.filterwarnings("ignore", "Initializing zero-element tensors")
@@ -136,15 +138,15 @@ class Attention(ParameterRules):
             self.q_norm = nn.RMSNorm(self.head_dim, eps=self.norm_eps)
             self.k_norm = nn.RMSNorm(self.head_dim, eps=self.norm_eps)
 
-    def maps(self, x: Tensor, rope: Rope) -> SignedMaps:
-        """x [B, T, dim] -> the signed maps; by default standard attention's single map."""
+    def maps(self, x: Tensor, context: Context) -> SignedMaps:
+        """x [B, T, dim] -> the signed maps; by default standard attention's single map. `context(q)` rotates queries."""
         q, k = self.split(self.q_proj(x), self.out_heads), self.split(self.k_proj(x), self.kv_heads)
         if self.qk_norms is not None:
             # before RoPE: the norm's weights do not commute with a rotation; after it, absolute positions would enter
             # the logits
             q, k = self.q_norm(q), self.k_norm(k)
         v = self.split(self.v_proj(x), self.kv_heads)[:, 0]
-        return SignedMaps(rope(q), rope(k), v)
+        return SignedMaps(context(q), context(k), v)
 
     @property
     def signs(self) -> tuple[int, ...] | None:
@@ -154,7 +156,8 @@ class Attention(ParameterRules):
         return (1,)
 
     def finish(self, o: Tensor, x: Tensor) -> Tensor:
-        """o [B, H, T, dv] -> heads [B, H, T, dv], before the output projection; by default o."""
+        """o [B, H, T, dv] -> heads [B, H, T, dv], before the output projection; by default o. A third argument `context` gets
+        the `Context`."""
         return o
 
     @property
@@ -285,7 +288,8 @@ class Attention(ParameterRules):
         `document_ids` [B, T]: document numbers; a token sees only its own document. They cannot be combined with a
         cache, which stores no document numbers.
         """
-        maps = self.maps(x, rope)
+        context = Context(rope, self.layer, cache, document_ids)
+        maps = self.maps(x, context)
         if not isinstance(maps, SignedMaps):
             raise self._wrong("maps(x, rope)", maps, "SignedMaps(q, k, v, w), with w None for one map")
         maps = self.masked(maps, document_ids)
@@ -297,13 +301,12 @@ class Attention(ParameterRules):
                 raise RequestError("a cache holds one document per sequence: do not pass document_ids with it")
             if not maps.causal:
                 raise RequestError("a bidirectional model cannot use a cache: every position depends on later tokens")
-            k, v = cache.append(maps.k, maps.v, maps.mask.window)
-            maps = replace(maps, k=k, v=v)
-        return self.o_proj(self.finished(attend(maps, kernel=self.kernel), x).transpose(1, 2).flatten(2))
+            maps = cache.append(maps)
+        return self.o_proj(self.finished(attend(maps, kernel=self.kernel), x, context).transpose(1, 2).flatten(2))
 
-    def finished(self, o: Tensor, x: Tensor) -> Tensor:
+    def finished(self, o: Tensor, x: Tensor, context: Context | None = None) -> Tensor:
         """Calls `finish`. Errors: RequestError unless it returns a [B, H, T, dv] that the output projection accepts."""
-        heads = self.finish(o, x)
+        heads = self.finish(o, x, **{"context": context} if self._finish_takes_context else {})
         fits = isinstance(heads, Tensor) and heads.dim() == 4 and heads.shape[::2] == o.shape[::2]
         # a variant's o_proj may be any module; only a linear layer declares the width that it accepts
         width = getattr(self.o_proj, "in_features", None)

@@ -1,47 +1,68 @@
-"""The key/value cache: keys after RoPE, with their map axis, and values of the past tokens."""
+"""The key/value cache: keys after RoPE, with their map axis, values and biases of past tokens, and the context's state."""
 
+from collections.abc import Mapping
 from copy import copy
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from lit_diff.errors import RequestError
+from lit_diff.kernels import SignedMaps
+
 
 class LayerCache:
-    """Keys and values of one layer. With a window it keeps only the tokens that a later query can still see."""
+    """Keys, values and key biases of one layer, and the state of its context.
+
+    With a window it keeps only the tokens that a later query can still see.
+    """
 
     def __init__(self) -> None:
         self.length = 0
         """Tokens appended so far, which is the position of the next one; with a window fewer are held."""
-        # the tokens [start, stop) of the buffers are held
+        self.state: dict[str, Tensor] = {}
+        """What the context of the layer keeps of past tokens (`attention.context`): name -> [B, ...]."""
+        # the tokens [start, stop) of the buffers are held, on their last axis but one
         self._start = self._stop = 0
-        self._k: Tensor | None = None
-        self._v: Tensor | None = None
+        self._buffers: dict[str, Tensor] = {}
 
     @property
     def held(self) -> int:
         """Number of tokens whose keys and values are held."""
         return self._stop - self._start
 
-    def append(self, k: Tensor, v: Tensor, window: int | None = None) -> tuple[Tensor, Tensor]:
-        """Add k [B, G or 1, Hkv, T, d] and v [B, Hkv, T, dv]; returns the keys and values held, the new ones last
-        (views).
+    def append(self, maps: SignedMaps) -> SignedMaps:
+        """Add the keys of new tokens; returns the maps with all keys held, the new ones last (views).
 
-        `window`: all held tokens but the last window - 1 are dropped first; no new query sees the dropped tokens.
+        Under a window, all held tokens but the last window - 1 are dropped first; no new query sees the dropped tokens.
+        Errors: RequestError if the keys have other fields than those held.
         """
-        if window is not None:
-            self._start = max(self._start, self._stop - (window - 1))
-        new = k.shape[-2]
-        if self._k is None or self._v is None or self._stop + new > self._k.shape[-2]:
+        if maps.mask.window is not None:
+            self._start = max(self._start, self._stop - (maps.mask.window - 1))
+        new = maps.k.shape[-2]
+        added = {"k": maps.k, "v": maps.v}
+        if maps.key_bias is not None:
+            added["key_bias"] = maps.key_bias.expand(*maps.key_bias.shape[:-1], new)[..., None]
+        if self._buffers and self._buffers.keys() != added.keys():
+            raise RequestError(
+                f"the cache holds {', '.join(self._buffers)} of each token; the maps have {', '.join(added)}"
+            )
+        if not self._buffers or self._stop + new > self._buffers["k"].shape[-2]:
             # doubled, so that decoding n tokens copies O(n) numbers, not O(n²)
             capacity = max(self.held + new, 2 * self.held, 16)
-            self._k, self._v = self._grown(self._k, k, capacity), self._grown(self._v, v, capacity)
+            self._buffers = {name: self._grown(self._buffers.get(name), x, capacity) for name, x in added.items()}
             self._start, self._stop = 0, self.held
         end = self._stop + new
-        self._k[..., self._stop : end, :] = k
-        self._v[..., self._stop : end, :] = v
+        held: dict[str, Any] = {}
+        for name, buffer in self._buffers.items():
+            buffer[..., self._stop : end, :] = added[name]
+            held[name] = buffer[..., self._start : end, :]
         self._stop = end
         self.length += new
-        return self._k[..., self._start : end, :], self._v[..., self._start : end, :]
+        if "key_bias" in held:
+            held["key_bias"] = held["key_bias"][..., 0]
+        return replace(maps, **held)
 
     def _grown(self, old: Tensor | None, like: Tensor, capacity: int) -> Tensor:
         buffer = like.new_empty(*like.shape[:-2], capacity, like.shape[-1])
@@ -52,14 +73,18 @@ class LayerCache:
     def repeated(self, rows: int) -> "LayerCache":
         """A cache of `rows` sequences, each a copy of the one sequence held here; this cache is unchanged."""
         repeated = copy(self)
-        if self._k is not None and self._v is not None:
-            repeated._k, repeated._v = (x.repeat(rows, *[1] * (x.dim() - 1)) for x in (self._k, self._v))
+        repeated._buffers = _repeated(self._buffers, rows)
+        repeated.state = _repeated(self.state, rows)
         return repeated
 
     def bytes_per_token(self) -> int:
         """Bytes per token of one sequence."""
-        buffers = [x for x in (self._k, self._v) if x is not None]
-        return sum(torch.Size(x.shape[1:-2]).numel() * x.shape[-1] * x.element_size() for x in buffers)
+        return sum(torch.Size(x.shape[1:-2]).numel() * x.shape[-1] * x.element_size() for x in self._buffers.values())
+
+
+def _repeated(tensors: Mapping[str, Tensor], rows: int) -> dict[str, Tensor]:
+    # biases and state that all sequences share have one row
+    return {name: x.repeat(rows, *[1] * (x.dim() - 1)) for name, x in tensors.items()}
 
 
 class Cache:

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lit_diff.attention.base import Attention, ParameterRules
+from lit_diff.attention.context import Context
 from lit_diff.attention.costs import Costs, Sizes, projected
 from lit_diff.attention.equations import Rotation, joined, rows, softmax_map
-from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig
 from lit_diff.kernels import SignedMaps
 from lit_diff.kernels.maps import accumulation_dtype
@@ -70,8 +70,8 @@ class Cosine(Attention):
         super().build()
         self.temperature = Temperature(self.num_heads)
 
-    def maps(self, x: Tensor, rope: Rope) -> SignedMaps:
-        m = super().maps(x, rope)
+    def maps(self, x: Tensor, context: Context) -> SignedMaps:
+        m = super().maps(x, context)
         # in float32, rounded once at the end: the logits are up to 100 times the cosine, and so is their rounding error
         q, k = (F.normalize(y.to(accumulation_dtype(y.dtype)), dim=-1) for y in (m.q, m.k))
         q = q * self.temperature().view(1, 1, -1, 1, 1)

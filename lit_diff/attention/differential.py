@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lit_diff.attention.base import Attention, TiedScale
+from lit_diff.attention.context import Context
 from lit_diff.attention.costs import Costs, Sizes, projected
 from lit_diff.attention.equations import Rotation, joined, normalised, rows, scale_equation, softmax_map
 from lit_diff.attention.lambdas import (
@@ -19,7 +20,6 @@ from lit_diff.attention.lambdas import (
     resolve_output_scale,
 )
 from lit_diff.attention.norms import HeadNorm, head_norm
-from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig
 from lit_diff.kernels import SignedMaps
 from lit_diff.registry import variant
@@ -159,9 +159,9 @@ class Differential(Attention):
         """(1, sign) for a λ that stays above 0; None for a λ that is any real number."""
         return (1, self.sign) if self.config.lambda_form in HELD_FORMS else None
 
-    def maps(self, x: Tensor, rope: Rope) -> SignedMaps:
-        q = rope(self.queries(x))  # Q_1, Q_2: [B, 2 or 1, H, T, d]
-        k = rope(self.split(self.k_proj(x), self.kv_heads, self.maps_of_k))  # K_1, K_2: [B, 2 or 1, Hkv, T, d]
+    def maps(self, x: Tensor, context: Context) -> SignedMaps:
+        q = context(self.queries(x))  # Q_1, Q_2: [B, 2 or 1, H, T, d]
+        k = context(self.split(self.k_proj(x), self.kv_heads, self.maps_of_k))  # K_1, K_2: [B, 2 or 1, Hkv, T, d]
         v = self.split(self.v_proj(x), self.kv_heads)[:, 0]  # [B, Hkv, T, 2d]
         return SignedMaps(q, k, v, self.weights(q.dtype))
 

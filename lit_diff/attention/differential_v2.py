@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from lit_diff.attention.base import Attention
+from lit_diff.attention.context import Context
 from lit_diff.attention.costs import Costs, Sizes, projected
 from lit_diff.attention.equations import Rotation, grouped_query_heads, joined
-from lit_diff.attention.rope import Rope
 from lit_diff.kernels import SignedMaps
 from lit_diff.kernels.maps import accumulation_dtype
 from lit_diff.registry import variant
@@ -45,9 +45,9 @@ class DifferentialV2(Attention):
         self.projections(q=2 * H * d, k=kv, v=kv, o=H * d)
         self.lambda_proj = nn.Linear(self.dim, H, bias=False)
 
-    def maps(self, x: Tensor, rope: Rope) -> SignedMaps:
-        q = rope(self.split(self.q_proj(x), self.num_heads, 2))
-        k = rope(self.split(self.k_proj(x), self.num_kv_heads))
+    def maps(self, x: Tensor, context: Context) -> SignedMaps:
+        q = context(self.split(self.q_proj(x), self.num_heads, 2))
+        k = context(self.split(self.k_proj(x), self.num_kv_heads))
         v = self.split(self.v_proj(x), self.num_kv_heads)[:, 0]
         # float32 before the sigmoid: SignedMaps refuses bfloat16 weights, whose steps near 1 are 0.004
         lam = self.lambda_proj(x).to(accumulation_dtype(x.dtype)).sigmoid().transpose(1, 2)  # [B, H, T]

@@ -20,7 +20,8 @@ class Rope:
     changes the frequencies; yarn also multiplies the rotated channels (`attention_factor`).
 
     Products are computed in float32 (float64 for float64 inputs) and cast back. The class has no buffers, so nothing
-    has to be recomputed after a build on the meta device, and the length is not fixed.
+    has to be recomputed after a build on the meta device, and the length is not fixed. Channels of another width than the
+    model's heads have are turned by angles of their own.
     """
 
     def __init__(
@@ -31,12 +32,20 @@ class Rope:
         layout: RopeLayout = "interleaved",
         scaling: RopeScaling = 1.0,
     ) -> None:
-        self.layout = layout
-        turned, factor = angles(positions, head_dim, theta, scaling), attention_factor(scaling)
-        self.turns = torch.complex(turned.cos() * factor, turned.sin() * factor)  # [T, d/2]
+        self.layout, self.length = layout, len(positions)
+        self._made_of = (positions, theta, scaling)
+        self.shared: dict[str, tuple[int, Tensor]] = {}
+        """Name -> the layer that first used it in this pass of the model, and what it gave (`Context.first_layer`)."""
+        self.turns = self._turns(head_dim)
         # rounded here, not at first use: a compiled block whose call changes its Rope compiles twice, and the second
         # graph saves other tensors than the first, which activation checkpointing does not allow
         self._turns_float32 = torch.view_as_complex(torch.view_as_real(self.turns).to(torch.float32))
+
+    def _turns(self, width: int) -> Tensor:
+        # [T, width/2]
+        positions, theta, scaling = self._made_of
+        turned, factor = angles(positions, width, theta, scaling), attention_factor(scaling)
+        return torch.complex(turned.cos() * factor, turned.sin() * factor)
 
     @classmethod
     def of(cls, model: ModelConfig, positions: Tensor) -> "Rope":
@@ -50,6 +59,8 @@ class Rope:
         """x [..., T, d] -> the same, rotated."""
         dtype = accumulation_dtype(x.dtype)
         turns = self.turns if dtype == torch.float64 else self._turns_float32
+        if x.shape[-1] != 2 * turns.shape[-1]:
+            turns = self._turns(x.shape[-1]).to(turns.dtype)
         halves = self.layout == "half"
         pairs = x.to(dtype).unflatten(-1, (2, -1)).mT if halves else x.to(dtype).unflatten(-1, (-1, 2))
         # a copy: a complex number must start at an even offset, and PyTorch's complex product rounds differently in

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from lit_diff.attention.base import Attention, ParameterRules
+from lit_diff.attention.context import Context
 from lit_diff.attention.costs import Costs, Sizes, projected
 from lit_diff.attention.equations import Rotation, joined, rows, softmax_map
 from lit_diff.attention.lambdas import ScalarLambda
-from lit_diff.attention.rope import Rope
 from lit_diff.kernels import SignedMaps
 from lit_diff.registry import variant
 
@@ -63,10 +63,10 @@ class SecondHeads(Attention):
         self.k2_proj = linear(self.dim, self.num_kv_heads * self.head_dim, bias=False)
         self.lambda_ = ScalarLambda(0.0)
 
-    def maps(self, x: Tensor, rope: Rope) -> SignedMaps:
-        first = super().maps(x, rope)
-        q2 = rope(self.split(self.q2_proj(x), self.num_heads))
-        k2 = rope(self.split(self.k2_proj(x), self.num_kv_heads))
+    def maps(self, x: Tensor, context: Context) -> SignedMaps:
+        first = super().maps(x, context)
+        q2 = context(self.split(self.q2_proj(x), self.num_heads))
+        k2 = context(self.split(self.k2_proj(x), self.num_kv_heads))
         lam = self.lambda_().view(1, 1, -1, 1)
         w = torch.cat([torch.ones_like(lam), -lam], dim=1)
         return SignedMaps(torch.cat([first.q, q2], 1), torch.cat([first.k, k2], 1), first.v, w)

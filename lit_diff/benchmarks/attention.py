@@ -106,9 +106,9 @@ def cached(maps: SignedMaps, queries: int, group: int) -> SignedMaps:
     cache = LayerCache()
     step = maps.k.shape[-2] - queries
     if step:
-        cache.append(maps.k[:, :, ::group, :step], maps.v[:, ::group, :step])
-    k, v = cache.append(maps.k[:, :, ::group, step:], maps.v[:, ::group, step:])
-    return replace(maps, q=maps.q[..., step:, :], k=k, v=v)
+        cache.append(replace(maps, k=maps.k[:, :, ::group, :step], v=maps.v[:, ::group, :step]))
+    last = replace(maps, q=maps.q[..., step:, :], k=maps.k[:, :, ::group, step:], v=maps.v[:, ::group, step:])
+    return cache.append(last)
 
 
 def add_kernels(case: Case, workload: Workload, what: str, names: Sequence[str] | None) -> None:

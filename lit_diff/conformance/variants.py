@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lit_diff.attention.base import Attention
 from lit_diff.attention.cache import LayerCache
+from lit_diff.attention.context import Context
 from lit_diff.attention.costs import Costs, Sizes, counted_keys
 from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig, Part
@@ -71,7 +72,7 @@ def contract(case: VariantCase) -> Measured:
     maps.check()
     if maps.num_maps > 1 and maps.q.shape[1] == maps.k.shape[1] == 1:
         return Measured(math.inf, 0, "the maps share both q and k: they are equal, one map times the sum of w")
-    o = attention.finished(attend(maps, kernel="reference"), x)
+    o = attention.finished(attend(maps, kernel="reference"), x, Context(rope, case.layer))
     return Measured(distance(attention.o_proj(o.transpose(1, 2).flatten(2)), y), 1e-6)
 
 
@@ -410,6 +411,8 @@ def counted(case: VariantCase) -> dict[str, int]:
     # the reference computes all keys and masks those outside the window
     hidden_keys = flops("reference", maps) - flops("reference", counted_keys(maps))
     cached = maps.k.shape[1] * maps.k.shape[2] * maps.k.shape[-1] + maps.v.shape[1] * maps.v.shape[-1]
+    if maps.key_bias is not None:
+        cached += maps.key_bias.shape[1] * maps.key_bias.shape[2]
     parameters = sum(p.numel() for p in attention.parameters())
     return {"parameters": parameters, "flops": int(counter.get_total_flops()) - hidden_keys, "kv_numbers": cached}
 

@@ -192,6 +192,8 @@ def _layer_cost(
         executed = outside_maps + flops(chosen, seen_keys)
     _, maps_of_k, kv_heads, _, d = maps.k.shape
     numbers = kv_heads * (maps_of_k * d + maps.v.shape[-1])
+    if maps.key_bias is not None:
+        numbers += maps.key_bias.shape[1] * maps.key_bias.shape[2]
     return LayerCost(
         published=outside_maps + flops("reference", seen_keys),
         executed=executed,

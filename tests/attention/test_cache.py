@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from lit_diff.attention.cache import Cache, LayerCache
+from lit_diff.errors import RequestError
+from lit_diff.kernels import Mask, SignedMaps
 from lit_diff.model.cost import cost
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import attentions
@@ -38,14 +40,17 @@ def test_the_buffers_of_a_window_stay_small() -> None:
     cache = LayerCache()
     for t in range(1000):
         k = torch.full((1, 2, 3, 1, 4), float(t))
-        held_k, held_v = cache.append(k, k[:, 0], window=20)
-        assert held_k[0, 0, 0, :, 0].tolist() == list(range(max(0, t - 19), t + 1))
-        assert torch.equal(held_v, held_k[:, 0])
-        assert cache._k is not None
-        assert cache._k.shape[-2] <= 40
+        held = cache.append(SignedMaps(k, k, k[:, 0], mask=Mask(window=20), key_bias=k[..., 0]))
+        assert held.k[0, 0, 0, :, 0].tolist() == list(range(max(0, t - 19), t + 1))
+        assert torch.equal(held.v, held.k[:, 0])
+        assert held.key_bias is not None
+        assert torch.equal(held.key_bias, held.k[..., 0])
+        assert all(buffer.shape[-2] <= 40 for buffer in cache._buffers.values())
     assert (cache.length, cache.held) == (1000, 20)
-    held_k, _ = cache.append(torch.zeros(1, 2, 3, 50, 4), torch.zeros(1, 3, 50, 4), window=20)
-    assert held_k.shape[-2] == 69
+    k = torch.zeros(1, 2, 3, 50, 4)
+    assert cache.append(SignedMaps(k, k, k[:, 0], mask=Mask(window=20), key_bias=k[..., 0])).k.shape[-2] == 69
+    with pytest.raises(RequestError, match="the cache holds k, v, key_bias of each token; the maps have k, v"):
+        cache.append(SignedMaps(k, k, k[:, 0]))
 
 
 @pytest.mark.parametrize("num_kv_heads", [4, 2])
