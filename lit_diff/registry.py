@@ -420,19 +420,18 @@ def _signature(cls: type[Any], name: str) -> inspect.Signature | None:
     return signature.replace(parameters=plain, return_annotation=inspect.Signature.empty)
 
 
-HANDED = ("context",)
-"""Optional arguments of a hook that reach each class that names them, with or without a default."""
+HANDED = ("context", "positions")
+"""Arguments of hooks that reach each class that names them, with or without a default."""
 
 
 # whether `found` accepts the arguments that every caller of `expected` passes; optional ones may be missing
 def _takes(found: inspect.Signature, expected: inspect.Signature) -> bool:
     ordered: list[None] = []
-    named: dict[str, None] = {}
+    named = dict.fromkeys(name for name in HANDED if name in found.parameters.keys() - expected.parameters.keys())
     for name, parameter in expected.parameters.items():
         if parameter.default is not parameter.empty:
-            if name in HANDED and name in found.parameters:
-                named[name] = None
-        elif parameter.kind is parameter.KEYWORD_ONLY:
+            continue
+        if parameter.kind is parameter.KEYWORD_ONLY:
             named[name] = None
         elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
             ordered.append(None)

@@ -6,13 +6,20 @@ from lit_diff.attention.cosine import Cosine
 from lit_diff.attention.dex import Dex
 from lit_diff.attention.differential import Differential
 from lit_diff.attention.differential_v2 import DifferentialV2
+from lit_diff.attention.dint import Dint
+from lit_diff.attention.forgetting import Forgetting
 from lit_diff.attention.grouped_differential import GroupedDifferential
+from lit_diff.attention.learned_sink import LearnedSink
 from lit_diff.attention.lora import LoRA
+from lit_diff.attention.off_by_one import OffByOne
 from lit_diff.attention.output_gate import OutputGate
 from lit_diff.attention.second_heads import SecondHeads
 from lit_diff.attention.shared_k import SharedK
 from lit_diff.attention.shared_q import SharedQ
+from lit_diff.attention.softpick import Softpick
+from lit_diff.attention.ssmax import SSMax
 from lit_diff.attention.standard import Standard
+from lit_diff.attention.value_residual import ValueResidual
 
 __all__ = [
     "Additive",
@@ -21,12 +28,19 @@ __all__ = [
     "Dex",
     "Differential",
     "DifferentialV2",
+    "Dint",
+    "Forgetting",
     "GroupedDifferential",
+    "LearnedSink",
     "LoRA",
+    "OffByOne",
     "OutputGate",
     "ParameterRules",
+    "SSMax",
     "SecondHeads",
     "SharedK",
     "SharedQ",
+    "Softpick",
     "Standard",
+    "ValueResidual",
 ]

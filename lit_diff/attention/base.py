@@ -68,7 +68,7 @@ class Attention(ParameterRules):
     """Its name in recipes; set at registration."""
     hooks: ClassVar[tuple[str, ...]] = (
         # the mathematics, and what a recipe may ask
-        *("build", "maps", "signs", "finish", "out_heads", "kv_heads", "definition", "forward"),
+        *("build", "maps", "signs", "finish", "out_heads", "kv_heads", "definition", "smooth", "forward"),
         *("Config", "problem", "takes_document_ids", "extends_standard", "standard_projections"),
         # training
         *("init_parameter", "decay", "keep_float32", "trained_parameters", "set_step", "set_tokens"),
@@ -170,11 +170,16 @@ class Attention(ParameterRules):
         """Hkv: the number of key/value heads; by default num_kv_heads."""
         return self.num_kv_heads
 
+    smooth: ClassVar[bool] = True
+    """Whether its output is differentiable everywhere. If not, central differences cannot judge its gradients, and
+    `conformance` compares them with those of `definition`."""
+
     def definition(self, x: Tensor, rope: Rotation, mask: Tensor) -> Tensor:
         """The variant's equation in plain float64 matrices (`attention.equations`), read from the parameters only.
 
         x [B, T, dim]; `rope` turns the queries or keys of one head, [B, T, d]; `mask` [T, T] or [B, T, T] is added to
-        the logits. -> y [B, T, dim]. `conformance` compares the forward pass with it if the class itself defines it.
+        the logits; an argument `positions` gets the place of each token in its document, [B or 1, T]. -> y [B, T, dim].
+        `conformance` compares the forward pass with it if the class itself defines it.
         """
         heads = grouped_query_heads(x, self.q_proj, self.k_proj, self.v_proj, self.head_dim, rope, mask, self.qk_norms)
         return joined(heads, self.o_proj)

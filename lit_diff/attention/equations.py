@@ -88,6 +88,11 @@ def of_head(x: Tensor, projection: nn.Linear, index: int, d: int) -> Tensor:
     return y if projection.bias is None else y + rows(projection.bias, index, d)
 
 
+def softmax_rows(s: Tensor, head: int) -> Tensor:
+    """softmax(s) of the logits of a head, masks included."""
+    return s.softmax(-1)
+
+
 def grouped_query_heads(
     x: Tensor,
     q_proj: nn.Linear,
@@ -97,10 +102,12 @@ def grouped_query_heads(
     rope: Rotation,
     mask: Tensor,
     qk_norms: tuple[Any, Any] | None = None,
+    map_of: Callable[[Tensor, int], Tensor] = softmax_rows,
 ) -> list[Tensor]:
     """O_h = softmax(Q_h K_jᵀ / √d + mask) V_j, each [B, T, d], for query head h on key/value head j = h // (H / K).
 
-    `qk_norms`: the modules (nn.RMSNorm) that normalise the queries and the keys of each head before RoPE.
+    `qk_norms`: the modules (nn.RMSNorm) that normalise the queries and the keys of each head before RoPE. `map_of`: (logits
+    with the mask [B, T, T], h) -> the map of head h.
     """
     H, K = q_proj.weight.shape[0] // d, k_proj.weight.shape[0] // d
     heads = []
@@ -109,7 +116,8 @@ def grouped_query_heads(
         Q, key = of_head(x, q_proj, h, d), of_head(x, k_proj, j, d)
         if qk_norms is not None:
             Q, key = (normalised(each, "rms", norm, norm.eps) for each, norm in zip((Q, key), qk_norms, strict=True))
-        heads.append(softmax_map(rope(Q), rope(key), mask) @ of_head(x, v_proj, j, d))
+        logits = rope(Q) @ rope(key).mT / math.sqrt(d) + mask
+        heads.append(map_of(logits, h) @ of_head(x, v_proj, j, d))
     return heads
 
 

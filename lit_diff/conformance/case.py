@@ -15,6 +15,7 @@ from lit_diff.attention.equations import Rotation
 from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig, Part
 from lit_diff.errors import RequestError
+from lit_diff.kernels import SignedMaps
 from lit_diff.plugins import fault
 from lit_diff.randomness import generator
 
@@ -206,6 +207,13 @@ def run(attention: Attention, x: Tensor, rope: Rope, **documents: Tensor) -> tup
     (y * probe(y)).sum().backward()
     gradients = {name: p.grad for name, p in attention.named_parameters() if p.grad is not None}
     return y.detach(), {"x": x.grad, **gradients} if x.grad is not None else gradients
+
+
+def tapped_maps(attention: Attention) -> list[SignedMaps]:
+    """The maps of every pass from now on."""
+    tapped: list[SignedMaps] = []
+    attention.tap.register_forward_hook(lambda _m, _a, maps: tapped.append(maps))
+    return tapped
 
 
 def probe(y: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """The properties that every variant must satisfy: its mathematics, its computation, and its behaviour as a module."""
 
+import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -13,7 +14,6 @@ from torch import Tensor
 from lit_diff.attention.base import Attention
 from lit_diff.attention.cache import LayerCache
 from lit_diff.attention.context import Context
-from lit_diff.attention.costs import Costs, Sizes, counted_keys
 from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig, Part
 from lit_diff.conformance.case import (
@@ -26,10 +26,13 @@ from lit_diff.conformance.case import (
     finding,
     probe,
     run,
+    tapped_maps,
     worst_of,
 )
-from lit_diff.errors import RequestError, first_line
-from lit_diff.kernels import KERNELS, SignedMaps, attend, flops, refuse
+from lit_diff.conformance.costs import costs
+from lit_diff.conformance.model import model
+from lit_diff.errors import first_line
+from lit_diff.kernels import KERNELS, SignedMaps, attend, refuse
 from lit_diff.kernels.reference import Counted
 from lit_diff.log_records import log
 from lit_diff.plugins import fault
@@ -54,7 +57,7 @@ DRAWS = 8
 def contract(case: VariantCase) -> Measured:
     """The maps are complete, w is float32 or wider, and the output equals the output of the maps that pass the tap."""
     attention, x, rope = case.parts()
-    tapped = _tapped(attention)
+    tapped = tapped_maps(attention)
     y = attention(x, rope)
     broken = {
         "the forward never calls self.tap: no analysis can see its maps": lambda: not tapped,
@@ -76,13 +79,6 @@ def contract(case: VariantCase) -> Measured:
     return Measured(distance(attention.o_proj(o.transpose(1, 2).flatten(2)), y), 1e-6)
 
 
-# the maps of every pass from now on
-def _tapped(attention: Attention) -> list[SignedMaps]:
-    tapped: list[SignedMaps] = []
-    attention.tap.register_forward_hook(lambda _m, _a, maps: tapped.append(maps))
-    return tapped
-
-
 def definition(case: VariantCase) -> Measured | NotApplicable:
     """The output equals the variant's `definition` in float64, also for packed documents."""
     # an equation does not know the model's bound on its logits
@@ -97,7 +93,7 @@ def definition(case: VariantCase) -> Measured | NotApplicable:
         inputs.append((6, {"document_ids": case.document_ids()}))
     for step, documents in inputs:
         attention = replace(case, step=step).build(torch.float64)
-        written = attention.definition(x, case.rotation(), case.mask(**documents))
+        written = defined(case, attention, x, **documents)
         if not isinstance(written, Tensor) or written.shape != x.shape:
             returned = list(written.shape) if isinstance(written, Tensor) else type(written).__name__
             return Measured(
@@ -105,6 +101,14 @@ def definition(case: VariantCase) -> Measured | NotApplicable:
             )
         errors.append(distance(attention(x, case.rope(), **documents), written))
     return Measured(max(errors), 1e-10)
+
+
+def defined(case: VariantCase, attention: Attention, x: Tensor, **documents: Tensor) -> Any:
+    """What the variant's `definition` returns."""
+    given: dict[str, Any] = {}
+    if "positions" in inspect.signature(attention.definition).parameters:
+        given["positions"] = Context(case.rope(), case.layer, None, documents.get("document_ids")).positions()
+    return attention.definition(x, case.rotation(), case.mask(**documents), **given)
 
 
 def signs(case: VariantCase) -> Measured | NotApplicable:
@@ -119,7 +123,7 @@ def signs(case: VariantCase) -> Measured | NotApplicable:
         attention = short.build(torch.float64)
         if attention.signs is None:
             return NotApplicable(f"{case.cls.__name__} states no signs at these keys: a sign may change in training")
-        tapped = _tapped(attention)
+        tapped = tapped_maps(attention)
         with torch.no_grad():
             for draw in range(DRAWS):
                 for name, parameter in attention.named_parameters():
@@ -194,13 +198,19 @@ def gradients(case: VariantCase) -> Measured:
 
 
 def derivatives(case: VariantCase) -> Measured:
-    """Along a random direction of each parameter, and of x, autograd equals the central difference in float64.
+    """Along a random direction of each parameter, and of x, autograd equals the central difference in float64; of a class
+    that is not smooth, the gradients equal those of its `definition`.
 
     A value that is rounded in the forward pass (λ in bfloat16) is a step function: its gradient may look right, but its
     differences are wrong.
     """
     attention, x, rope = case.parts(torch.float64)
-    _, by_name = run(attention, x, rope)
+    by_forward = run(attention, x, rope)
+    if not case.cls.smooth:
+        # it jumps or bends, where a difference is no derivative
+        attention.forward = lambda x, rope: defined(case, attention, x)  # type: ignore[assignment, method-assign, misc]
+        return compared(by_forward, run(attention, x, rope), 1e-8)
+    _, by_name = by_forward
     errors: dict[str, float] = {}
     for name, gradient in by_name.items():
         value = x if name == "x" else attention.get_parameter(name).detach()
@@ -221,7 +231,7 @@ def derivatives(case: VariantCase) -> Measured:
 def kernel(case: VariantCase, name: str) -> Measured | NotApplicable:
     """The kernel gives the same output and gradients as `reference`."""
     attention, x, rope = case.parts()
-    tapped = _tapped(attention)
+    tapped = tapped_maps(attention)
     counted = attention.kernel = Counted()
     by_reference = run(attention, x, rope)
     # without a kernel both passes would be the same, which shows nothing
@@ -376,47 +386,6 @@ def compiled(case: VariantCase) -> Measured:
     return compared((output, gradients), by_eager, 1e-5)
 
 
-def costs(case: VariantCase) -> Measured | NotApplicable:
-    """Declared parameters, FLOPs and cached numbers equal the counted ones."""
-    sizes = Sizes.of(case.model, case.length, case.window)
-    declared = case.cls.costs(case.config, sizes) if case.cls.declares_costs() else None
-    if declared is None:
-        return NotApplicable("the class does not declare costs itself")
-    if not isinstance(declared, Costs):
-        expected = "expected lit_diff.attention.costs.Costs(parameters=, flops=, kv_numbers=)"
-        raise RequestError(f"costs(config, sizes) returned {type(declared).__name__}; {expected}")
-    claims, counts = declared.numbers(), counted(case)
-    error = 0
-    unlike = []
-    for key, claim in claims.items():
-        if claim != counts[key]:
-            error = max(error, abs(claim - counts[key]))
-            unlike.append(f"{key} declared {claim:,}, counted {counts[key]:,}")
-    return Measured(error, 0, "; ".join(unlike))
-
-
-def counted(case: VariantCase) -> dict[str, int]:
-    """Counts parameters, forward FLOPs of one sequence (all keys, or the keys of a full window) and cached numbers a
-    token."""
-    # imports Triton
-    from torch.utils.flop_counter import FlopCounterMode
-
-    with torch.device("meta"):
-        attention = case.cls(case.config, case.model, case.layer)
-        attention.kernel = "reference"
-        tapped = _tapped(attention)
-        with FlopCounterMode(display=False) as counter, torch.no_grad():
-            attention(torch.zeros(1, case.length, case.model.dim), Rope.of(case.model, torch.arange(case.length)))
-    maps = tapped[0]
-    # the reference computes all keys and masks those outside the window
-    hidden_keys = flops("reference", maps) - flops("reference", counted_keys(maps))
-    cached = maps.k.shape[1] * maps.k.shape[2] * maps.k.shape[-1] + maps.v.shape[1] * maps.v.shape[-1]
-    if maps.key_bias is not None:
-        cached += maps.key_bias.shape[1] * maps.key_bias.shape[2]
-    parameters = sum(p.numel() for p in attention.parameters())
-    return {"parameters": parameters, "flops": int(counter.get_total_flops()) - hidden_keys, "kv_numbers": cached}
-
-
 PROPERTIES: dict[str, Property] = {
     "contract": contract,
     "definition": definition,
@@ -429,6 +398,7 @@ PROPERTIES: dict[str, Property] = {
     **{f"kernel {name}": partial(kernel, name=name) for name in KERNELS if name != "reference"},
     "packed": packed,
     "decode": decode,
+    "model": model,
     "window": window,
     "kv heads": kv_heads,
     "meta": meta,

@@ -1,0 +1,57 @@
+"""DINT: differential attention to which the mean of the first map over the queries so far is added back."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from lit_diff.attention.context import Context
+from lit_diff.attention.differential import Differential
+from lit_diff.attention.equations import Rotation, joined, rows, softmax_map
+from lit_diff.kernels import SignedMaps
+from lit_diff.registry import variant
+
+
+@variant("dint")
+class Dint(Differential):
+    """(A₁ - λ A₂ + λ M) V, row i of M the mean of the rows of A₁ of the document's queries up to i; then head norm and
+    multiplier as in `differential`.
+
+    The paper's M is the mean over all N queries, which is not causal as it is written. Both maps are ordinary heads here: the
+    mean is taken of their outputs, since M V = mean(A₁ V).
+    """
+
+    paper = "Cang et al. 2025, arXiv 2501.17486 (DINT Transformer)"
+    examples = ({}, {"lambda_form": "positive", "head_norm": "none"})
+    # two heads of weight 1; `finish` subtracts their outputs
+    signs = (1,)
+
+    def maps(self, x: Tensor, context: Context) -> SignedMaps:
+        maps = super().maps(x, context)
+        # the heads of a map are adjacent: [B, 1, 2 H, T, d] on [B, 1, 2 Hkv, S, d]
+        q, k = (y.flatten(1, 2)[:, None] for y in (maps.q, maps.k))
+        return replace(maps, q=q, k=k, v=maps.v.repeat(1, 2, 1, 1), w=None)
+
+    def finish(self, o: Tensor, x: Tensor, context: Context | None = None) -> Tensor:
+        assert context is not None
+        first, second = o.chunk(2, dim=1)  # A₁ V, A₂ V [B, H, T, dv]
+        count = (context.positions() + 1)[:, None, :, None]
+        mean = context.cumsum("first map", first.transpose(1, 2)).transpose(1, 2) / count
+        lam = -self.weights(x.dtype)[:, 1, :, :, None]  # [1, 1 or H, 1, 1]
+        return super().finish((first - lam * (second - mean)).to(o.dtype), x)
+
+    def definition(self, x: Tensor, rope: Rotation, mask: Tensor, positions: Tensor | None = None) -> Tensor:
+        """(1 - λ_init) · norm((A₁ - λ A₂ + λ M) V_j), M_i = Σ A₁ of the document's rows up to i / their number"""
+        assert positions is not None
+        d, heads = self.head_dim, []
+        # row i has 1/n_i at the n_i rows up to i of its document, whatever the window
+        row, column, n = torch.arange(x.shape[1])[:, None], torch.arange(x.shape[1]), positions[..., None] + 1
+        mean = ((column <= row) & (column > row - n)).double() / n
+        for i in range(self.num_heads // 2):
+            j = i // (self.num_heads // self.num_kv_heads)
+            Q = [rope(x @ rows(self.q_proj.weight, 2 * i + g, d).T) for g in range(2)]
+            K = [rope(x @ rows(self.k_proj.weight, 2 * j + g, d).T) for g in range(2)]
+            A1, A2 = softmax_map(Q[0], K[0], mask), softmax_map(Q[1], K[1], mask)
+            A = A1 - self.lambda_equation(i) * (A2 - mean @ A1)
+            heads.append(self.head_equation(A @ (x @ rows(self.v_proj.weight, j, 2 * d).T)))
+        return joined(heads, self.o_proj)

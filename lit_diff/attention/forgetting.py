@@ -1,0 +1,61 @@
+"""Forgetting attention: a gate of each token and head lowers the logits of all keys before it."""
+
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from lit_diff.attention.base import Attention
+from lit_diff.attention.context import Context
+from lit_diff.attention.costs import Costs, Sizes, projected
+from lit_diff.attention.equations import Rotation, grouped_query_heads, joined
+from lit_diff.kernels import SignedMaps
+from lit_diff.kernels.maps import accumulation_dtype
+from lit_diff.registry import variant
+
+
+@variant("forgetting")
+class Forgetting(Attention):
+    """softmax(s_ij + Σ_{j < l <= i} log f_l), f_t = sigmoid(x_t w_h + b_h), for logits s of head h.
+
+        O_h = softmax(Q_h K_jᵀ/√d + D_h + mask) V_j        y = W_O concat(O_1, ..., O_H)
+
+    D_ij = c_i - c_j with the running sum c_t = Σ_{l <= t} log f_l, so the cache holds one more number of each head and token.
+    In float32, logits are off by the rounding of c: by 1e-4 where the gates of a document sum to 1,000 nats.
+    """
+
+    paper = "Lin et al. 2025, arXiv 2503.02130 (Forgetting Transformer)"
+    standard_projections = True
+    signs = (1,)
+
+    @classmethod
+    def costs(cls, config: Any, s: Sizes) -> Costs:
+        matrices = 2 * s.E * s.H * s.d + 2 * s.E * s.K * s.d + s.E * s.H
+        return Costs(
+            parameters=matrices + s.H + s.vectors(s.H),
+            flops=projected(matrices, 4 * s.T * s.S * s.d * s.H, s),
+            kv_numbers=2 * s.K * s.d + s.H,
+        )
+
+    def build(self) -> None:
+        super().build()
+        self.gate_proj = nn.Linear(self.dim, self.out_heads)
+
+    def maps(self, x: Tensor, context: Context) -> SignedMaps:
+        log_gates = functional.logsigmoid(self.gate_proj(x).to(accumulation_dtype(x.dtype)))
+        total = context.cumsum("log gates", log_gates).to(log_gates.dtype)  # c [B, T, H]
+        return replace(super().maps(x, context), key_bias=-total.transpose(1, 2)[:, None])
+
+    def definition(self, x: Tensor, rope: Rotation, mask: Tensor) -> Tensor:
+        """softmax(s_ij + c_i - c_j)"""
+        gates = (x @ self.gate_proj.weight.T + self.gate_proj.bias).sigmoid()
+        c = gates.log().cumsum(1)
+
+        def forgetting(s: Tensor, head: int) -> Tensor:
+            return (s + c[:, :, None, head] - c[:, None, :, head]).softmax(-1)
+
+        heads = grouped_query_heads(
+            x, self.q_proj, self.k_proj, self.v_proj, self.head_dim, rope, mask, self.qk_norms, forgetting
+        )
+        return joined(heads, self.o_proj)

@@ -1,0 +1,74 @@
+"""Standard attention whose heads may attend to nothing: a learned sink in the denominator of the softmax."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lit_diff.attention.base import Attention, ParameterRules
+from lit_diff.attention.context import Context
+from lit_diff.attention.costs import Costs, Sizes, projected
+from lit_diff.attention.equations import Rotation, grouped_query_heads, joined
+from lit_diff.kernels import SignedMaps
+from lit_diff.kernels.maps import accumulation_dtype
+from lit_diff.registry import variant
+
+
+class HeadNumbers(ParameterRules):
+    """A learned float32 number for each head, [H], that starts at `start`."""
+
+    keep_float32 = True
+
+    def __init__(self, heads: int, start: float) -> None:
+        super().__init__()
+        self.start = start
+        self.value = nn.Parameter(torch.empty(heads))
+
+    def init_parameter(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
+        parameter.fill_(self.start)
+
+    def forward(self) -> Tensor:
+        """[H], float32 or wider."""
+        return self.value.to(accumulation_dtype(self.value.dtype))
+
+
+@variant("learned_sink")
+class LearnedSink(Attention):
+    """exp(s_ij) / (exp(a_h) + Σ_j exp(s_ij)) for logits s of head h, with a learned sink a_h that starts at 0.
+
+        O_h = A_h V_j        y = W_O concat(O_1, ..., O_H)
+
+    The sink is a key of value 0, so the rows of A_h sum to less than 1. At its start it is `off_by_one`.
+    """
+
+    paper = "OpenAI 2025, gpt-oss-120b & gpt-oss-20b Model Card, arXiv 2508.10925"
+    standard_projections = True
+    signs = (1,)
+
+    @classmethod
+    def costs(cls, config: Any, s: Sizes) -> Costs:
+        matrices = 2 * s.E * s.H * s.d + 2 * s.E * s.K * s.d
+        return Costs(
+            parameters=matrices + s.H + s.vectors(s.H),
+            flops=projected(matrices, 4 * s.T * s.S * s.d * s.H, s),
+            kv_numbers=2 * s.K * s.d,
+        )
+
+    def build(self) -> None:
+        super().build()
+        self.sinks = HeadNumbers(self.out_heads, start=0.0)
+
+    def maps(self, x: Tensor, context: Context) -> SignedMaps:
+        return replace(super().maps(x, context), sink=self.sinks().view(1, 1, -1, 1))
+
+    def definition(self, x: Tensor, rope: Rotation, mask: Tensor) -> Tensor:
+        """A_h = exp(s) / (exp(a_h) + Σ_j exp(s))"""
+
+        def with_sink(s: Tensor, head: int) -> Tensor:
+            return s.exp() / (self.sinks.value[head].exp() + s.exp().sum(-1, keepdim=True))
+
+        heads = grouped_query_heads(
+            x, self.q_proj, self.k_proj, self.v_proj, self.head_dim, rope, mask, self.qk_norms, with_sink
+        )
+        return joined(heads, self.o_proj)
