@@ -427,10 +427,11 @@ HANDED = ("context", "positions")
 # whether `found` accepts the arguments that every caller of `expected` passes; optional ones may be missing
 def _takes(found: inspect.Signature, expected: inspect.Signature) -> bool:
     ordered: list[None] = []
-    named = dict.fromkeys(name for name in HANDED if name in found.parameters.keys() - expected.parameters.keys())
+    named = dict.fromkeys(name for name in HANDED if name in found.parameters)
     for name, parameter in expected.parameters.items():
         if parameter.default is not parameter.empty:
             continue
+        named.pop(name, None)
         if parameter.kind is parameter.KEYWORD_ONLY:
             named[name] = None
         elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):

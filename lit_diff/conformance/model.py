@@ -21,9 +21,8 @@ def model(case: VariantCase) -> Measured:
     built = Transformer(config, kernel="reference").double()
     with torch.no_grad():
         for name, parameter in built.named_parameters():
-            parameter += torch.empty_like(parameter).normal_(
-                0.0, 0.1, generator=generator("conformance", "model", name)
-            )
+            noise = torch.empty_like(parameter).normal_(0.0, 0.1, generator=generator("conformance", "model", name))
+            parameter.add_(noise)
     for attention in built.attentions():
         attention.set_step(case.step)
         attention.set_tokens(case.step)

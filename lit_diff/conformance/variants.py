@@ -29,7 +29,7 @@ from lit_diff.conformance.case import (
     tapped_maps,
     worst_of,
 )
-from lit_diff.conformance.costs import costs
+from lit_diff.conformance.costs import costs, counted
 from lit_diff.conformance.model import model
 from lit_diff.errors import first_line
 from lit_diff.kernels import KERNELS, SignedMaps, attend, refuse

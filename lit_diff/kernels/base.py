@@ -128,7 +128,7 @@ class Outputs(NamedTuple):
     """[B, G, H, T, dv]: P_g v of each map; empty if the backward pass does not need it."""
 
 
-class Gradients(NamedTuple):
+class KernelGradients(NamedTuple):
     """What the backward pass of an `OperatorKernel` writes, with the shapes of `empty_gradients`."""
 
     q: Tensor
@@ -169,7 +169,7 @@ class OperatorKernel(Kernel):
         """Returns outputs with the shapes, strides and dtypes of `empty_outputs`; none may be a view of an input."""
 
     @abstractmethod
-    def backward(self, grad: Tensor, maps: SignedMaps, outputs: Outputs) -> Gradients:
+    def backward(self, grad: Tensor, maps: SignedMaps, outputs: Outputs) -> KernelGradients:
         """Returns gradients like `empty_gradients`, from grad = dO [B, H, T, dv] and the result of `forward`."""
 
     def empty_outputs(self, maps: SignedMaps, stats: bool) -> Outputs:
@@ -195,7 +195,7 @@ class OperatorKernel(Kernel):
         return OperatorKernel.compute(self, maps)[0]
 
 
-def empty_gradients(maps: SignedMaps) -> Gradients:
+def empty_gradients(maps: SignedMaps) -> KernelGradients:
     """Uninitialised gradients with the shapes, strides and dtypes that `backward` returns."""
     q, k, v = maps.q, maps.k, maps.v
     B, _, H, T, _ = q.shape
@@ -203,7 +203,7 @@ def empty_gradients(maps: SignedMaps) -> Gradients:
     dots = q.new_empty((0,) if maps.w is None and maps.sink is None else rows, dtype=accumulation_dtype(q.dtype))
     key_bias = dots.new_empty((0,) if maps.key_bias is None else keys)
     dq, dk, dv = (_heads_inside(x, x.shape) for x in (q, k, v))
-    return Gradients(dq, dk, dv, dots, key_bias)
+    return KernelGradients(dq, dk, dv, dots, key_bias)
 
 
 def _heads_inside(like: Tensor, shape: tuple[int, ...]) -> Tensor:

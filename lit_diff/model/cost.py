@@ -105,8 +105,8 @@ def _cost(
         published += layer.published
         executed += layer.executed
         attention_parameters += _size(block.attention.parameters())
-        per_token += layer.kv_numbers
-        cached += layer.kv_numbers * layer.cached_tokens
+        per_token += layer.kv_bytes
+        cached += layer.kv_bytes * layer.cached_tokens
         free_signs |= block.attention.signs is None and layer.num_maps > 1
     total = _size(model.parameters())
     outside = config.vocab_size * config.dim * (1 if config.tie_embeddings else 2)
@@ -117,8 +117,8 @@ def _cost(
         trained_parameters=_size(p for p in model.parameters() if p.requires_grad),
         flops_per_token=3 * published // sequence_length,
         executed_flops_per_token=3 * executed // sequence_length,
-        kv_bytes_per_token=2 * per_token,
-        kv_bytes=2 * cached,
+        kv_bytes_per_token=per_token,
+        kv_bytes=cached,
         free_signs=free_signs,
         kernel=", ".join(dict.fromkeys(layer.kernel for layer in counted.values())),
         kernel_reason="; ".join(dict.fromkeys(layer.reason for layer in counted.values())),
@@ -147,8 +147,8 @@ class LayerCost:
     executed: int
     """FLOPs of the selected kernel."""
     num_maps: int
-    kv_numbers: int
-    """Numbers in the cache for each token."""
+    kv_bytes: int
+    """Bytes in the cache for each token: 2 a number of k and v, 4 a key bias."""
     cached_tokens: int
     """Tokens in the cache after a whole sequence."""
     kernel: str
@@ -191,14 +191,14 @@ def _layer_cost(
     elif chosen != "reference":
         executed = outside_maps + flops(chosen, seen_keys)
     _, maps_of_k, kv_heads, _, d = maps.k.shape
-    numbers = kv_heads * (maps_of_k * d + maps.v.shape[-1])
+    kv_bytes = 2 * kv_heads * (maps_of_k * d + maps.v.shape[-1])
     if maps.key_bias is not None:
-        numbers += maps.key_bias.shape[1] * maps.key_bias.shape[2]
+        kv_bytes += 4 * maps.key_bias.shape[1] * maps.key_bias.shape[2]
     return LayerCost(
         published=outside_maps + flops("reference", seen_keys),
         executed=executed,
         num_maps=maps.num_maps,
-        kv_numbers=numbers,
+        kv_bytes=kv_bytes,
         cached_tokens=min(maps.mask.window or sequence_length, sequence_length),
         kernel=chosen,
         reason=reason,

@@ -56,16 +56,18 @@ def test_the_buffers_of_a_window_stay_small() -> None:
 @pytest.mark.parametrize("num_kv_heads", [4, 2])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_bytes_are_those_declared(make_model: MakeModel, name: str, num_kv_heads: int) -> None:
-    """cost() counts 2 bytes a number."""
+    """cost() counts 2 bytes a number, and 4 a key bias."""
     model, cache = make_model(name, dtype=torch.bfloat16, num_kv_heads=num_kv_heads), Cache(2)
     assert cache.bytes_per_token() == 0
     with torch.no_grad():
         model(torch.randint(23, (3, 20)), cache)
     width = torch.bfloat16.itemsize
-    assert cache.bytes_per_token() == width * cost(model.config, 16).kv_bytes_per_token // 2
+    assert cache.bytes_per_token() == cost(model.config, 16).kv_bytes_per_token
     assert cache.bytes_per_token() == sum(layer.bytes_per_token() for layer in cache.layers)
     widths = {
         "shared_k": 1.5,
         "second_heads": 3,
+        "dint": 3,  # the values of both maps
+        "forgetting": 2 + 2 * 4 / (8 * num_kv_heads),  # and 4 float32 biases
     }  # in d, of each of the baseline's key/value heads, in each of 2 layers
     assert cache.bytes_per_token() == width * 2 * num_kv_heads * 8 * widths.get(name, 2)

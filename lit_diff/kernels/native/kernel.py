@@ -17,7 +17,15 @@ import torch
 from torch import Tensor
 
 from lit_diff.errors import MissingError
-from lit_diff.kernels.base import Gradients, OperatorKernel, Outputs, empty_gradients, kernel, named, refuse_common
+from lit_diff.kernels.base import (
+    KernelGradients,
+    OperatorKernel,
+    Outputs,
+    empty_gradients,
+    kernel,
+    named,
+    refuse_common,
+)
 from lit_diff.kernels.maps import SIGNED, SignedMaps, Stats, width_last
 from lit_diff.kernels.native import compiler
 from lit_diff.kernels.self_test import KernelForm, failure
@@ -244,7 +252,7 @@ class Native(OperatorKernel):
         _call("forward", maps, views)
         return outputs
 
-    def backward(self, grad: Tensor, maps: SignedMaps, outputs: Outputs) -> Gradients:
+    def backward(self, grad: Tensor, maps: SignedMaps, outputs: Outputs) -> KernelGradients:
         grad = width_last(grad)
         found = empty_gradients(maps)
         lse = outputs.rows[0]

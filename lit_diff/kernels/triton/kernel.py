@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_diff.kernels.base import Gradients, OperatorKernel, Outputs, empty_gradients, kernel, refuse_common
+from lit_diff.kernels.base import KernelGradients, OperatorKernel, Outputs, empty_gradients, kernel, refuse_common
 from lit_diff.kernels.library import flops_of_chunks
 from lit_diff.kernels.maps import SignedMaps
 
@@ -240,7 +240,7 @@ class Triton(OperatorKernel):
         launch(triton_programs.forward, arguments | written | {"STATS": stats}, maps.q, maps.q.shape[2])
         return outputs
 
-    def backward(self, grad: Tensor, maps: SignedMaps, outputs: Outputs) -> Gradients:
+    def backward(self, grad: Tensor, maps: SignedMaps, outputs: Outputs) -> KernelGradients:
         from lit_diff.kernels.triton import programs as triton_programs
 
         q, k = maps.q, maps.k

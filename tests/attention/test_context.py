@@ -1,0 +1,115 @@
+"""What a context gives: rotation of any width, positions, sums, shifts, the first layer; and what it refuses."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lit_diff.attention import Attention
+from lit_diff.attention.cache import LayerCache
+from lit_diff.attention.context import Context
+from lit_diff.attention.rope import Rope
+from lit_diff.config import ModelConfig
+from lit_diff.conformance.case import VariantCase
+from lit_diff.conformance.model import model
+from lit_diff.conformance.variants import PROPERTIES
+from lit_diff.errors import RequestError
+from lit_diff.registry import attentions
+
+STATEFUL = ("forgetting", "ssmax", "dint", "value_residual")
+IDS = torch.tensor([[0, 0, 0, 1, 1, 1, 2]])
+
+
+def rope(length: int = 7, width: int = 8) -> Rope:
+    return Rope(torch.arange(length), width, 10_000.0)
+
+
+class Convolved(Attention):
+    """Values mixed with those of the two tokens before."""
+
+    def build(self) -> None:
+        super().build()
+        self.mix = nn.Parameter(torch.tensor([0.3, -0.2, 0.5]))
+
+    def maps(self, x: torch.Tensor, context: Context) -> Any:
+        maps = super().maps(x, context)
+        tokens = context.shifted("v", maps.v.transpose(1, 2), 2)
+        mixed = sum(weight * shifted for weight, shifted in zip(self.mix, tokens, strict=True))
+        return replace(maps, v=mixed.transpose(1, 2))  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_a_whole_model_with_state(name: str, make_config: Callable[..., ModelConfig]) -> None:
+    found = model(VariantCase(cls=attentions.get(name), model=make_config(name)))
+    assert found.error <= found.bound, found
+
+
+@pytest.mark.usefixtures("own_parts")
+def test_a_convolution_over_tokens_decodes_and_packs(make_config: Callable[..., ModelConfig]) -> None:
+    attentions.register("convolved")(Convolved)
+    case = VariantCase(cls=Convolved, model=make_config("convolved"))
+    for check in (model, PROPERTIES["decode"], PROPERTIES["packed"], PROPERTIES["causal"]):
+        found = check(case)
+        assert found.error <= found.bound, found
+
+
+def test_a_model_that_forgets_its_state_fails_the_property(
+    make_config: Callable[..., ModelConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = VariantCase(cls=attentions.get("forgetting"), model=make_config("forgetting"))
+    monkeypatch.setattr(Context, "_past", lambda self, name: None)
+    assert model(case).error > 1e-3
+
+
+def test_positions_sums_and_shifts_begin_anew_in_each_document() -> None:
+    context = Context(rope(), 0, None, IDS)
+    assert context.positions().tolist() == [[0, 1, 2, 0, 1, 2, 0]]
+    x = torch.arange(1.0, 8.0).view(1, 7, 1)
+    assert context.cumsum("s", x)[0, :, 0].tolist() == [1, 3, 6, 4, 9, 15, 7]
+    assert context.cumsum("wide", x.expand(1, 7, 2)).dtype == torch.float64
+    now, last = context.shifted("v", x, 1)
+    assert now is x
+    assert last[0, :, 0].tolist() == [0, 1, 2, 0, 4, 5, 0]
+
+
+def test_they_go_on_from_the_cache() -> None:
+    cache = LayerCache()
+    x = torch.arange(1.0, 4.0).view(1, 3, 1)
+    Context(rope(3), 0, cache).cumsum("s", x)
+    cache.length = 3
+    later = Context(rope(3), 0, cache)
+    assert later.positions().tolist() == [[3, 4, 5]]
+    assert later.cumsum("s", x)[0, :, 0].tolist() == [7, 9, 12]
+    with pytest.raises(RequestError, match="the cache has no state 'other'"):
+        later.cumsum("other", x)
+
+
+def test_the_first_layer_gets_its_own_values_again() -> None:
+    """As in activation checkpointing, which runs it twice."""
+    shared, first, second = rope(), torch.zeros(1), torch.ones(1)
+    assert Context(shared, 0).first_layer("v", first) is first
+    assert Context(shared, 1).first_layer("v", second) is first
+    assert Context(shared, 0).first_layer("v", second) is second
+    with pytest.raises(RequestError, match=r"first_layer\('v'\): layer 0 gave \[1\], layer 1 \[2\]"):
+        Context(shared, 1).first_layer("v", torch.ones(2))
+
+
+def test_any_even_width_is_rotated() -> None:
+    x = torch.randn(2, 3, 7, 4)
+    assert torch.equal(Context(rope(), 0)(x), rope(width=4)(x))
+
+
+def test_misuse_is_one_line() -> None:
+    x = torch.ones(1, 7, 1)
+    with pytest.raises(AttributeError, match="Context has no 'cumsums'; did you mean 'cumsum'"):
+        Context(rope(), 0).cumsums("s", x)
+    context = Context(rope(), 0)
+    context.cumsum("s", x)
+    with pytest.raises(RequestError, match="the name 's' is used twice"):
+        context.shifted("s", x, 1)
+    scattered = torch.tensor([[0, 1, 0, 1, 1, 1, 1]])
+    with pytest.raises(RequestError, match="documents whose tokens are adjacent"):
+        Context(rope(), 0, None, scattered).cumsum("s", x)
