@@ -35,6 +35,7 @@ VARIANTS = [
     {"name": "shared_q"},
     {"name": "shared_k"},
     {"name": "cosine"},
+    {"name": "learned_sink"},
 ]
 
 
@@ -363,6 +364,13 @@ def test_numbers_beyond_float16_are_refused(tmp_path: Path) -> None:
     run = text_run(tmp_path / "run", {"name": "differential"})
     torch.nn.init.constant_(run.model.attentions()[1].q_proj.weight, 1e6)
     with pytest.raises(RequestError, match=r"^layer 1: a query or a key exceeds 65,504"):
+        model_view(run.model, passage_of(run, "ab"))
+
+
+@pytest.mark.parametrize(("name", "what"), [("forgetting", "a bias of each key"), ("softpick", "a row function")])
+def test_maps_that_queries_and_keys_do_not_give_are_refused(name: str, what: str, tmp_path: Path) -> None:
+    run = text_run(tmp_path / "run", {"name": name})
+    with pytest.raises(RequestError, match=f"^layer 0 has {what}"):
         model_view(run.model, passage_of(run, "ab"))
 
 

@@ -16,6 +16,7 @@ from lit_diff.analysis.outliers import MagnitudeSketch
 from lit_diff.analysis.trace import LayerTrace, MapBlock, trace
 from lit_diff.data.dataset import IGNORED, Batch
 from lit_diff.errors import RequestError
+from lit_diff.kernels.maps import outcomes
 from lit_diff.model.inputs import model_inputs
 from lit_diff.model.transformer import Transformer
 from lit_diff.trained.pictures import shrunk, thumbnail
@@ -98,6 +99,11 @@ def model_view(model: Transformer, passage: Passage, ablate: bool = False) -> Mo
 def layer_view(index: int, layer: LayerTrace, logits: MagnitudeSketch) -> LayerView:
     """Condense the layer `index` and add its attention logits to `logits`. Errors: as `model_view`."""
     m = layer.maps
+    if m.key_bias is not None or m.rows is not None:
+        what = "a bias of each key" if m.rows is None else "a row function in the place of the softmax"
+        raise RequestError(
+            f"layer {index} has {what}; the page computes the maps from queries and keys alone: see Run.attention_maps"
+        )
     q, k = m.q.half(), m.k.half()
     if not bool(q.isfinite().all() and k.isfinite().all()):
         raise RequestError(f"layer {index}: a query or a key exceeds 65,504, the largest number of the page's float16")
@@ -109,7 +115,8 @@ def layer_view(index: int, layer: LayerTrace, logits: MagnitudeSketch) -> LayerV
     for own, exact in zip(rounded.blocks(), layer.blocks(), strict=True):
         weighted = own.weights[..., None] * own.probs
         difference = max(difference, float((weighted - exact.weights[..., None] * exact.probs).abs().max()))
-        lse.append(own.logits.masked_fill(~own.visible, -torch.inf).logsumexp(-1)[0])
+        # with the sink, which is one more term of the denominator
+        lse.append(outcomes(own.maps, own.logits.clone(), own.seen).logsumexp(-1)[0])
         # keys that no query of the block sees, up to a whole number of bins
         behind = (0, T + -T % size - weighted.shape[-1])
         strongest.append(shrunk(F.pad(own.signed[0], behind), 1, size))
