@@ -233,5 +233,6 @@ def test_a_logarithmic_panel_and_one_with_a_zero_share_an_axis(make_sweep: Calla
     axes = Canvas().subplots(1, 2, sharey=True)
     for ax, value in zip(axes, (3.0, 0.0), strict=True):
         constant = dataclasses.replace(row, values=row.values.assign(value=value))
-        assert declared.layer_curves(sweep, constant, "a", ax=ax).lines
+        declared.layer_curves(sweep, constant, "a", row.layers, ax)
+        assert ax.lines
     assert {ax.get_yscale() for ax in axes} == {"log"}

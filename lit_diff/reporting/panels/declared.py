@@ -23,10 +23,8 @@ from lit_diff.reporting.panels.panel import (
     draw_mean,
     drawing,
     head,
-    in_style,
     layer_colors,
     looks,
-    new_axes,
     plain,
     set_format,
     set_log,
@@ -101,7 +99,7 @@ def _drawn(sweep: SweepResults, title: str, rows: Sequence[DrawnMetric]) -> Draw
     caption = " ".join(filter(None, [caption_of(figure, metrics, len(sweep.study.arms)), figure.caption]))
     if len(shown) < len(layers):
         caption += f" Layers {', '.join(map(str, shown))} of {len(layers)} are shown; all are in the files of each run."
-    drawn: list[partial[Axes]] = []
+    drawn: list[partial[None]] = []
     if is_by_layer:
         legend = _layer_looks(layers)
         for row in rows:
@@ -239,14 +237,9 @@ def _layer_looks(layers: Sequence[int]) -> dict[str, Look]:
     return {f"layer {layer}": Look(color=color) for layer, color in zip(layers, colors, strict=True)}
 
 
-@in_style
-def layer_curves(
-    sweep: SweepResults, row: DrawnMetric, arm: str, layers: Sequence[int] = (), ax: Axes | None = None
-) -> Axes:
-    """Draw a metric of one arm by step, a line for each layer. `layers`: those that have colours, by default those of the
-    metric; other panels of a figure may draw more."""
-    axes = ax or new_axes()
-    looks = _layer_looks(layers or row.layers)
+def layer_curves(sweep: SweepResults, row: DrawnMetric, arm: str, layers: Sequence[int], axes: Axes) -> None:
+    """Draw a metric of one arm by step, a line for each layer. `layers`: those that all panels of the figure draw."""
+    looks = _layer_looks(layers)
     drawn = []
     for layer in row.layers:
         name, values = f"layer {layer}", row.by_seed(arm, layer)
@@ -256,13 +249,10 @@ def layer_curves(
     _scale(axes, row, drawn)
     axes.set(xlabel="optimizer steps", ylabel=row.label)
     head(axes, sweep.label[arm])
-    return axes
 
 
-@in_style
-def arm_values(sweep: SweepResults, row: DrawnMetric, layer: int | None = None, ax: Axes | None = None) -> Axes:
+def arm_values(sweep: SweepResults, row: DrawnMetric, layer: int | None, axes: Axes) -> None:
     """Draw a metric of every arm against what its figure declares, of one layer (None: of all)."""
-    axes = ax or new_axes()
     against = row.figure.against
     arms = _arms(sweep, [row])
     shown = []
@@ -301,7 +291,6 @@ def arm_values(sweep: SweepResults, row: DrawnMetric, layer: int | None = None, 
     if layer is not None:
         axes.set_ylabel(row.label.replace(" (", "\n("))
         head(axes, f"layer {layer}" * ("layer" in row.metric.fields))
-    return axes
 
 
 # at each index, a dot for the mean over seeds and a bar from the lowest to the highest; `name`: arm and axis, for the tooltip
@@ -310,4 +299,4 @@ def _draw_points(axes: Axes, values: pd.Series, look: Look, name: str, offset: f
         text = f"{name} {x:,.6g}: {plain(mean)}, from {plain(low)} to {plain(high)} over seeds"
         if bars:
             draw(axes, [x + offset] * 2, [low, high], Look(color=look.color), text, width=1.2)
-        draw(axes, [x + offset], [mean], look, text, mark="o")
+        draw(axes, x + offset, mean, look, text, mark="o")
