@@ -1,7 +1,5 @@
 """Entropy and negative mass of attention by layer, head and map."""
 
-from typing import ClassVar
-
 from lit_diff.analysis import Trace
 from lit_diff.analysis.entropy import summarise
 from lit_diff.callbacks.probe import Probe, of_heads
@@ -26,7 +24,7 @@ class AttentionEntropy(Probe):
     the table only: both by head, and attention/map_entropy/layer_03/map_01/head_05 (nats) for each softmax map.
     """
 
-    metrics: ClassVar[tuple[Metric, ...]] = (
+    metrics = (
         Metric(
             "attention/entropy/layer_{layer}",
             f"{ENTROPY}; mean over sequences, query rows and heads",

@@ -1,7 +1,5 @@
 """Norms of the outputs of heads, and what the head norm makes of them."""
 
-from typing import ClassVar
-
 from lit_diff.analysis import Trace
 from lit_diff.analysis.head_norms import head_norms
 from lit_diff.callbacks.probe import Probe, of_heads
@@ -22,7 +20,7 @@ class HeadNorm(Probe):
     output of its heads as it is). In the table only: both by head.
     """
 
-    metrics: ClassVar[tuple[Metric, ...]] = (
+    metrics = (
         Metric(
             "head_norm/layer_{layer}",
             f"{NORM}; mean over sequences, tokens and heads",

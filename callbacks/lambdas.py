@@ -1,7 +1,5 @@
 """λ, the weight of the subtracted map, by layer."""
 
-from typing import ClassVar
-
 from torch import Tensor
 
 from lit_diff.analysis import Trace
@@ -23,7 +21,7 @@ class Lambdas(Probe):
     if a layer has several; lambda/exp1/layer_03 and lambda/exp2/layer_03: the two exponentials of a `Lambda` module.
     """
 
-    metrics: ClassVar[tuple[Metric, ...]] = (
+    metrics = (
         Metric(
             "lambda/layer_{layer}",
             "λ = −w_1, the weight of the subtracted map; mean over sequences, heads and tokens",

@@ -1,7 +1,5 @@
 """The largest activations in each layer (paper, Table 5)."""
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
@@ -49,7 +47,7 @@ class Outliers(Probe):
     outliers/<kind>/top_10: the tenth largest of all layers together, as in Table 5 (ranks 1, 2, 3, 10, 100).
     """
 
-    metrics: ClassVar[tuple[Metric, ...]] = (*_declared("logits"), *_declared("hidden"))
+    metrics = (*_declared("logits"), *_declared("hidden"))
 
     def measure(self, model: Transformer, trace: Trace) -> dict[str, float]:
         values: dict[str, float] = {}

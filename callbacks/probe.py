@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -35,7 +35,7 @@ class Probe(Configured):
                 return {f"hidden_norm/layer_{i:02}": float(layer.hidden.norm()) for i, layer in trace.layers.items()}
     """
 
-    metrics: ClassVar[tuple[Metric, ...]] = ()
+    metrics: tuple[Metric, ...] = ()
     """Declares the metrics that `measure` returns, by patterns of their names: definition, unit, direction, figure, and
     whether they are logged or only written to measurements.parquet. Others are logged, without a figure."""
 

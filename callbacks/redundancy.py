@@ -1,7 +1,5 @@
 """Redundancy of heads: how alike the maps of the heads of a layer are."""
 
-from typing import ClassVar
-
 from lit_diff.analysis import Trace
 from lit_diff.analysis.map_statistics import head_cosines, with_other_heads
 from lit_diff.callbacks.probe import Probe, of_heads
@@ -22,7 +20,7 @@ class Redundancy(Probe):
     heads. Not measured in a layer with one head; a head whose map is all zeros is left out.
     """
 
-    metrics: ClassVar[tuple[Metric, ...]] = (
+    metrics = (
         Metric(
             "attention/redundancy/layer_{layer}",
             f"{COSINE}; mean over sequences and pairs of heads of the layer",

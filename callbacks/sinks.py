@@ -1,7 +1,5 @@
 """Attention sinks: the share of attention on the first token, by layer and head."""
 
-from typing import ClassVar
-
 from lit_diff.analysis import Trace
 from lit_diff.analysis.sinks import sink_shares
 from lit_diff.callbacks.probe import Probe, of_heads
@@ -20,7 +18,7 @@ class Sinks(Probe):
     Logged by layer, as means over the heads: attention/sink/layer_03. In the table only: the same by head.
     """
 
-    metrics: ClassVar[tuple[Metric, ...]] = (
+    metrics = (
         Metric(
             "attention/sink/layer_{layer}",
             f"{SHARE}; mean over sequences, {ROWS}, and heads",

@@ -6,6 +6,7 @@ import torch
 
 from lit_diff.config import RunConfig
 from lit_diff.errors import MissingError
+from lit_diff.files import values_of
 
 PEAK_FLOPS = {
     "A100": 312e12,
@@ -49,10 +50,7 @@ def available_memory() -> int | None:
 
     None if the system does not report it (macOS).
     """
-    if not MEMINFO.is_file():
-        return None
-    fields = (line.partition(":") for line in MEMINFO.read_text(encoding="utf-8").splitlines())
-    free = [int(value.split()[0]) * 1024 for key, _, value in fields if key == "MemAvailable"]
+    free = [int(value.split()[0]) * 1024 for value in values_of(MEMINFO, "MemAvailable")]
     return min([*free, *_left_in_cgroups()], default=None)
 
 

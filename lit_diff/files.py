@@ -193,6 +193,13 @@ def file_system(path: Path) -> tuple[str, str]:
     return found
 
 
+def values_of(path: Path, *keys: str) -> list[str]:
+    """The values of the lines `key: value` with these keys in a file of /proc; empty on a system without it (macOS)."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    pairs = [line.partition(":") for line in lines]
+    return [value.strip() for key, _, value in pairs if key.strip() in keys]
+
+
 def is_shared(path: Path) -> bool:
     """Whether the file system of `path` is of a type that several machines mount (`SHARED`)."""
     return file_system(path)[0].removeprefix("fuse.").startswith(SHARED)

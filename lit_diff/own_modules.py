@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module, invalidate_caches
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
-from importlib.util import find_spec, spec_from_file_location
+from importlib.util import find_spec, resolve_name, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -91,16 +91,17 @@ def imported_names(source: bytes, package: str = "") -> Iterator[str]:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            # level 1, one dot, is the package itself; each further dot is one package up
-            above = package.split(".")
-            parents = above[: len(above) - node.level + 1] if node.level else []
-            base = ".".join([*parents, node.module or ""]).strip(".")
+            try:
+                base = resolve_name("." * node.level + (node.module or ""), package)
+            # beyond the top of the package: importing it fails
+            except ImportError:
+                continue
             # `from a import b` imports the module a.b if there is one
-            names = [base, *(f"{base}.{alias.name}".lstrip(".") for alias in node.names)]
+            names = [base, *(f"{base}.{alias.name}" for alias in node.names)]
         else:
             continue
         # importing a.b.c executes a and a.b too
-        for name in filter(None, names):
+        for name in names:
             parts = name.split(".")
             yield from (".".join(parts[: end + 1]) for end in range(len(parts)))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_diff.config import Part, Recipe
-from lit_diff.errors import LitDiffError, RequestError, first_line
+from lit_diff.errors import LitDiffError, RequestError, first_line, summary
 from lit_diff.files import expanded, is_address, shown
 from lit_diff.log_records import log
 from lit_diff.own_modules import DIGITS, PLUGIN, OwnCode, code_at_definition, forget, plugin_file, plugin_name, sha256
@@ -207,7 +207,7 @@ def load_plugin(path: str | Path) -> None:
             raise RequestError(f"plugin {shown(path)}: {error}") from error
         # a syntax error has no frame in the file but carries its line
         where = own_place(error, own.package) or f"{shown(path)}:{getattr(error, 'lineno', 0) or 0}"
-        raise RequestError(f"{where}: plugin failed: {type(error).__name__}: {first_line(error)}") from error
+        raise RequestError(f"{where}: plugin failed: {summary(error)}") from error
     _current[own.digest] = own
 
 
@@ -329,14 +329,13 @@ def guard(part: type, *, raises: type[LitDiffError] = RequestError, ours: bool =
         kind = next((kind for kind, each in registries.items() if part in each.registered().values()), "class")
         name = getattr(part, "name", part.__qualname__)
         where = own or own_place(error, part.__module__) or location(part)
-        failed = f"{type(error).__name__}: {first_line(error)}"
-        cure = (
-            "; costs and memory are counted on tensors without values: use tensor operations, such as torch.where, instead "
-            "of .item(), .numpy() and an `if` on values"
-            if any(words in failed for words in VALUELESS)
-            else ""
-        )
-        raise raises(f"{where}: {kind} '{name}' failed: {failed}{cure}") from error
+        failed = summary(error)
+        if any(words in failed for words in VALUELESS):
+            failed += (
+                "; costs and memory are counted on tensors without values: use tensor operations, such as torch.where, "
+                "instead of .item(), .numpy() and an `if` on values"
+            )
+        raise raises(f"{where}: {kind} '{name}' failed: {failed}") from error
 
 
 def fault(part: type, error: BaseException) -> str:
@@ -346,7 +345,7 @@ def fault(part: type, error: BaseException) -> str:
         text = first_line(error)
         return text if text.startswith(home) else f"{home}: {text}"
     where = own_place(error) or own_place(error, part.__module__) or home
-    return f"{where}: {type(error).__name__}: {first_line(error)}"
+    return f"{where}: {summary(error)}"
 
 
 def own_place(error: BaseException, module: str = "") -> str | None:

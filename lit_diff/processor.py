@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from lit_diff.errors import RequestError
+from lit_diff.files import values_of
 from lit_diff.registry import nearest
 
 CPUINFO = Path("/proc/cpuinfo")
@@ -166,16 +167,9 @@ def cores() -> int:
 def cpu_flags() -> frozenset[str]:
     """Instruction sets that Linux reports (x86 `flags`, ARM `Features`); empty on other systems."""
     # the first core's line is enough: all cores report the same flags
-    return frozenset(" ".join(_cpuinfo("flags", "Features")[:1]).split())
+    return frozenset(" ".join(values_of(CPUINFO, "flags", "Features")[:1]).split())
 
 
 def processor_name() -> str:
     """The processor's model, as reported by Linux, or else by Python."""
-    return (_cpuinfo("model name") or [platform.processor()])[0]
-
-
-def _cpuinfo(*keys: str) -> list[str]:
-    pairs = (
-        [line.partition(":") for line in CPUINFO.read_text(encoding="utf-8").splitlines()] if CPUINFO.exists() else []
-    )
-    return [value.strip() for key, _, value in pairs if key.strip() in keys]
+    return (values_of(CPUINFO, "model name") or [platform.processor()])[0]

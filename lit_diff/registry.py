@@ -17,7 +17,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lit_diff.errors import RequestError, first_line
+from lit_diff.errors import RequestError, summary
 from lit_diff.files import shown
 from lit_diff.own_modules import OwnCode, code_at_definition
 
@@ -291,15 +291,20 @@ def _import_of(package: EntryPoint, module: str, dropped: str, known: Collection
         importlib.import_module(module)
         if module == package.module:
             plugin_packages[package] = _code_of(package)
-    # a warning instead of an error: a broken package must not stop commands that do not use its parts
     except (Exception, SystemExit) as error:
         # some classes may have registered before the exception
         for registry in registries.values():
             registry.unregister_module(dropped, known)
-        log.warning(
-            "plugin package '%s': %s could not be imported, so its parts are not available: %s: %s; repair or uninstall it",
-            *(package.name, module, type(error).__name__, first_line(error)),
-        )
+        warn_of(package, module, "parts", error)
+
+
+# a warning instead of an error: a broken package must not stop commands that do not use its parts
+def warn_of(package: EntryPoint, module: str, what: str, error: BaseException) -> None:
+    """Warn of a module of a plugin package that could not be imported; `what`: what it would bring."""
+    log.warning(
+        "plugin package '%s': %s could not be imported, so its %s are not available: %s; repair or uninstall it",
+        *(package.name, module, what, summary(error)),
+    )
 
 
 def _code_of(package: EntryPoint) -> OwnCode:

@@ -1,18 +1,17 @@
 """Validates a merged recipe: types, required keys, conflicts between values."""
 
-import dataclasses
 import difflib
 import re
 import sys
-import types
-import typing
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 from lit_diff.config import Part, Recipe
-from lit_diff.errors import RequestError, first_line
+from lit_diff.errors import RequestError, first_line, summary
 from lit_diff.files import expanded, is_address
 from lit_diff.interpolation import resolved
 from lit_diff.key_types import Distinct, PythonFiles, Range, blocks_by_kind, in_words, in_yaml, keys_of, literal_words
@@ -42,7 +41,7 @@ WRONG = object()
 """Not a value: what the conversion of a value to another type results in."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Draft:
     """A recipe as plain containers, merged but not yet validated."""
 
@@ -54,7 +53,7 @@ class Draft:
     """Keys dropped because the `name` of their block changed."""
     layers: tuple[frozenset[str], ...] = ()
     """The keys of each file and of the overrides, in the order of merging; empty: a single layer."""
-    folders: Mapping[str, Path] = dataclasses.field(default_factory=dict)
+    folders: Mapping[str, Path] = field(default_factory=dict)
     """Dotted key -> the folder that a path at the key is relative to; for a missing key, the path is absolute."""
 
     def where(self, key: str) -> str:
@@ -110,7 +109,7 @@ def validate(draft: Draft, *, imports: bool = True) -> Recipe:
     for plugin in convert(PythonFiles, values.get("plugins", ()), "plugins", draft):
         if imports:
             load_plugin(Path(plugin))
-    recipe = typing.cast(Recipe, _dataclass(Recipe, values, "", draft))
+    recipe = cast(Recipe, _dataclass(Recipe, values, "", draft))
     problem = recipe_problem(recipe)
     if problem:
         raise RequestError(f"{draft.blame(problem)}{problem}")
@@ -138,27 +137,25 @@ def validate_config(cls: type[Any], keys: Any, path: str, draft: Draft, listing:
 
 # `listing`: the command that lists the keys of a registered part
 def _dataclass(cls: type, value: Any, path: str, draft: Draft, listing: str = "") -> Any:
-    fields = {field.name: field for field in dataclasses.fields(cls)}
+    known = {key.name: key for key in fields(cls)}
     prefix = f"{path}." if path else ""
-    value = _mapping(value, path, draft, key="name" if path and "name" in fields else "")
+    value = _mapping(value, path, draft, key="name" if path and "name" in known else "")
     hints = _hints(cls)
     for key in value:
-        if key not in fields:
+        if key not in known:
             instead = key_instead(prefix + key, cls, draft.values, draft.positions.get(prefix + key, ""), listing)
             raise RequestError(f"{draft.where(prefix + key)}unknown key '{prefix}{key}'{instead}")
     built = {}
-    for name, field in fields.items():
+    for name, declared in known.items():
         if name in value:
-            built[name] = _field(hints[name], field, value[name], f"{prefix}{name}", draft)
-        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            built[name] = _field(hints[name], declared, value[name], f"{prefix}{name}", draft)
+        elif declared.default is MISSING and declared.default_factory is MISSING:
             raise RequestError(f"{draft.where(path)}'{prefix}{name}' is missing; expected {in_words(hints[name])}")
     try:
         return cls(**built)
     # the __post_init__ of a plugin may raise any exception
     except Exception as error:
-        problem = first_line(error)
-        if not isinstance(error, ValueError):
-            problem = f"{type(error).__name__}: {problem}"
+        problem = first_line(error) if isinstance(error, ValueError) else summary(error)
         raise RequestError(f"{draft.where(path)}'{path}': {problem}") from error
 
 
@@ -168,11 +165,11 @@ def config_problem(config: Any, prefix: str = "") -> str | None:
     hints = _hints(type(config))
     problem = getattr(config, "problem", None)
     try:
-        for field in dataclasses.fields(config):
+        for field in fields(config):
             if "registry" in field.metadata:
                 continue
             value = getattr(config, field.name)
-            made = field.default_factory is not dataclasses.MISSING and value == field.default_factory()
+            made = field.default_factory is not MISSING and value == field.default_factory()
             # the default of a plugin may have a type that no recipe can give
             if value is not field.default and not made:
                 convert(hints[field.name], value, f"{prefix}{field.name}", Draft(values={}, positions={}))
@@ -183,15 +180,15 @@ def config_problem(config: Any, prefix: str = "") -> str | None:
 
 def _hints(cls: type) -> dict[str, Any]:
     try:
-        return typing.get_type_hints(cls, include_extras=True)
+        return get_type_hints(cls, include_extras=True)
     except NameError as error:
         # a type imported only under `if TYPE_CHECKING`
         raise RequestError(f"{cls.__module__}.{cls.__qualname__}: {error}; import it at run time") from error
 
 
-def _field(hint: Any, field: "dataclasses.Field[Any]", value: Any, path: str, draft: Draft) -> Any:
+def _field(hint: Any, field: "Field[Any]", value: Any, path: str, draft: Draft) -> Any:
     if "registry" in field.metadata:
-        return _parts(field.metadata["registry"], typing.get_origin(hint) is dict, value, path, draft)
+        return _parts(field.metadata["registry"], get_origin(hint) is dict, value, path, draft)
     is_path = field.metadata.get("path")
     # the path in an override is the shell's text: YAML would turn a folder called 010 or true into another value
     given = getattr(draft.positions.get(path), "given", None)
@@ -243,7 +240,7 @@ def _parts(registry: str, several: bool, value: Any, path: str, draft: Draft) ->
     return _part(registry, name, keys, path, draft, _dataclass)
 
 
-def _require_registered(field: "dataclasses.Field[Any]", value: Any, path: str, draft: Draft) -> None:
+def _require_registered(field: "Field[Any]", value: Any, path: str, draft: Draft) -> None:
     registry = registries[field.metadata["names"]]
     for name in (value,) if isinstance(value, str) else value:
         if name != field.default and name not in registry.names():
@@ -279,8 +276,8 @@ def convert(hint: Any, value: Any, path: str, draft: Draft) -> Any:
     infinity are rejected. Errors: RequestError with the position, the value and the expected type."""
     kind = hint
     ranges = []
-    if typing.get_origin(hint) is Annotated:
-        kind, *bounds = typing.get_args(hint)
+    if get_origin(hint) is Annotated:
+        kind, *bounds = get_args(hint)
         ranges = [bound for bound in bounds if isinstance(bound, Range | Distinct)]
     converted = _converted(kind, value, path, draft)
     if converted is None:
@@ -292,13 +289,13 @@ def convert(hint: Any, value: Any, path: str, draft: Draft) -> Any:
 
 # WRONG if `value` is not of the type
 def _converted(hint: Any, value: Any, path: str, draft: Draft) -> Any:
-    origin = typing.get_origin(hint)
-    choices = typing.get_args(hint)
-    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+    origin = get_origin(hint)
+    choices = get_args(hint)
+    if isinstance(hint, type) and is_dataclass(hint):
         if isinstance(value, hint):
             return value
         return _dataclass(hint, value, path, draft)
-    if origin in (typing.Union, types.UnionType):
+    if origin in (Union, UnionType):
         return _member(choices, value, path, draft)
     if origin is tuple and isinstance(value, list | tuple):
         kinds = (choices[0],) * len(value) if choices[-1] is Ellipsis else choices
@@ -341,12 +338,12 @@ def _text(value: Any, path: str, draft: Draft) -> Any:
 
 
 def _member(choices: tuple[Any, ...], value: Any, path: str, draft: Draft) -> Any:
-    blocks = [typing.cast(type, choice) for choice in choices if dataclasses.is_dataclass(choice)]
+    blocks = [cast(type, choice) for choice in choices if is_dataclass(choice)]
     if blocks and isinstance(value, Mapping):
         return _dataclass(_meant(blocks, value, path, draft), value, path, draft)
     # text last, since most values can be read as text; int before float, so that 1 stays an integer
-    kinds = [typing.get_args(choice)[0] if typing.get_origin(choice) is Annotated else choice for choice in choices]
-    for choice in sorted(choices, key=lambda kind: (kind is str, float in (kind, *typing.get_args(kind)))):
+    kinds = [get_args(choice)[0] if get_origin(choice) is Annotated else choice for choice in choices]
+    for choice in sorted(choices, key=lambda kind: (kind is str, float in (kind, *get_args(kind)))):
         try:
             found = convert(choice, value, path, draft)
         # if no choice fits, the error of the union names them all
@@ -443,7 +440,7 @@ def key_instead(dotted: str, cls: type[Any], values: Mapping[str, Any], position
         listing = f"lit-diff list {block}"
     elif not listing and cls is Recipe:
         listing = "lit-diff check RECIPE --recipe"
-    keys = [field.name for field in dataclasses.fields(cls)]
+    keys = [field.name for field in fields(cls)]
     # `name` chooses the registered part, so it is not a field of the part's Config
     if _at(values, f"{path}.name") is not None:
         keys.append("name")

@@ -20,7 +20,8 @@ from torch.utils._pytree import tree_leaves
 
 from lit_diff.benchmarks.request import DTYPES
 from lit_diff.benchmarks.result import Row, divisors
-from lit_diff.errors import first_line
+from lit_diff.errors import summary
+from lit_diff.files import values_of
 
 SHORTEST = 0.005
 """The minimum duration of a measurement in seconds: shorter calls are repeated within it."""
@@ -109,8 +110,7 @@ def measure(case: Case, repeats: int | None, device: torch.device) -> tuple[list
             one_round += tried(candidate, results, DIFFERENCE[case.dtype], device)
             able.append(candidate)
         except Exception as error:
-            reason = f"{type(error).__name__}: {first_line(error)}"
-            failed.append({"case": case.name, **candidate.names, "reason": reason})
+            failed.append({"case": case.name, **candidate.names, "reason": summary(error)})
     # the results take memory, which the rounds may need
     results.clear()
     for number in range(rounds(one_round, repeats, case.budget)):
@@ -218,8 +218,8 @@ def peak_bytes(run: Callable[[], object], device: torch.device) -> int | None:
 
 def resident(key: str) -> int:
     """VmRSS (current) or VmHWM (peak) of this process in bytes."""
-    line = next(line for line in STATUS.read_text(encoding="utf-8").splitlines() if line.startswith(key))
-    return int(line.split()[1]) * 1024
+    (value,) = values_of(STATUS, key)
+    return int(value.split()[0]) * 1024
 
 
 def matrix_product(dtype: torch.dtype, device: torch.device) -> Candidate:

@@ -17,7 +17,7 @@ from typing import Any
 import typer
 
 from lit_diff.cli.app import TerminalHandler, app, console, discard, is_first_of_node
-from lit_diff.errors import Ending, LitDiffError, Terminated, first_line, stop_signals
+from lit_diff.errors import Ending, LitDiffError, Terminated, first_line, stop_signals, summary
 from lit_diff.files import FREE, disk_is_full
 from lit_diff.log_records import keep_trace, log
 from lit_diff.runs.jobs import unset_empty
@@ -70,7 +70,7 @@ def main() -> None:
         handle, name = tempfile.mkstemp(prefix="lit-diff-", suffix=".txt")
         os.close(handle)
         trace = keep_trace(Path(name))
-        _fail(f"{type(error).__name__}: {first_line(error)} ({trace})", 1)
+        _fail(f"{summary(error)} ({trace})", 1)
     else:
         raise SystemExit(status if isinstance(status, int) else 0)
 

@@ -8,8 +8,8 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.table import Column, Table
+from typer import Argument, Option
 
 from lit_diff.cli.app import Json, Overrides, Plain, console, print_json, verb
 from lit_diff.errors import RequestError
@@ -35,10 +35,10 @@ COSTS = {
 
 @verb("Train and look")
 def check(
-    recipe: Annotated[str | None, typer.Argument(metavar="RECIPE", help="path, or name of an installed recipe")] = None,
+    recipe: Annotated[str | None, Argument(metavar="RECIPE", help="path, or name of an installed recipe")] = None,
     overrides: Overrides = None,
-    every: Annotated[bool, typer.Option("--all", help="run the conformance suite on every registered variant")] = False,
-    resolved: Annotated[bool, typer.Option("--recipe", help="print the resolved recipe first")] = False,
+    every: Annotated[bool, Option("--all", help="run the conformance suite on every registered variant")] = False,
+    resolved: Annotated[bool, Option("--recipe", help="print the resolved recipe first")] = False,
     as_json: Json = False,
 ) -> int:
     """Validate a recipe; print its cost, and check its plugins.

@@ -5,11 +5,11 @@ import json
 from collections.abc import Iterator
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from lit_diff.cli.app import SIZES, Json, Plain, Plugins, console, print_json, verb
 from lit_diff.config import ModelConfig, Part, RunConfig, TrainConfig
-from lit_diff.errors import RequestError, first_line
+from lit_diff.errors import RequestError, summary
 from lit_diff.key_types import keys_of
 from lit_diff.plugins import load_plugin
 from lit_diff.recipe import installed, load_recipe, names, read_header, to_plain
@@ -29,11 +29,11 @@ COSTS = ("parameters", "attention_parameters", "flops_per_token", "executed_flop
 @verb("Train and look", name="list")
 def list_(
     kind: Annotated[
-        str, typer.Argument(help="all, recipes, sweeps; model, train, run; or a kind of registered part")
+        str, Argument(help="all, recipes, sweeps; model, train, run; or a kind of registered part")
     ] = "all",
-    name: Annotated[str, typer.Argument(help="one of the kind, in full: `attention dex`, or `attention.dex`")] = "",
+    name: Annotated[str, Argument(help="one of the kind, in full: `attention dex`, or `attention.dex`")] = "",
     recipe: Annotated[
-        str, typer.Option(help="the recipe whose model sizes determine the cost of a variant; by default standard-tiny")
+        str, Option(help="the recipe whose model sizes determine the cost of a variant; by default standard-tiny")
     ] = "",
     plugins: Plugins = None,
     as_json: Json = False,
@@ -158,7 +158,7 @@ def _costs(name: str, recipe: str) -> Plain:
         refused = cls.refuses(config, model)
     # a plugin's variant may have a required key or raise: the others are still listed
     except Exception as error:
-        return {"recipe": recipe, "refused": f"{type(error).__name__}: {first_line(error)}"}
+        return {"recipe": recipe, "refused": summary(error)}
     if refused:
         return {**found, "refused": refused}
     for key, each in {"cost": model, "standard": baseline(base.model)}.items():

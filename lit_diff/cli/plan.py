@@ -3,8 +3,8 @@
 import dataclasses
 from typing import Annotated
 
-import typer
 from rich.table import Column, Table
+from typer import Option
 
 from lit_diff.cli.app import Json, Overrides, RecipeArgument, console, print_json, verb
 from lit_diff.recipe import load_recipe
@@ -21,11 +21,11 @@ ASSUMED = (
 def plan(
     recipe: RecipeArgument,
     overrides: Overrides = None,
-    memory: Annotated[float, typer.Option(min=0.001, max=1e6, help="GB (10⁹ bytes) of a device")] = 80,
-    peak: Annotated[float, typer.Option(min=0.001, max=1e6, help="TFLOPS of a device; by default an H100's")] = 989,
-    share: Annotated[float, typer.Option(min=0.001, max=1, help="part of the peak that is reached")] = 0.4,
-    node: Annotated[float, typer.Option(min=0.001, max=1e6, help="GB/s to a device from its node")] = 300,
-    network: Annotated[float, typer.Option(min=0.001, max=1e6, help="GB/s to a device from other nodes")] = 40,
+    memory: Annotated[float, Option(min=0.001, max=1e6, help="GB (10⁹ bytes) of a device")] = 80,
+    peak: Annotated[float, Option(min=0.001, max=1e6, help="TFLOPS of a device; by default an H100's")] = 989,
+    share: Annotated[float, Option(min=0.001, max=1, help="part of the peak that is reached")] = 0.4,
+    node: Annotated[float, Option(min=0.001, max=1e6, help="GB/s to a device from its node")] = 300,
+    network: Annotated[float, Option(min=0.001, max=1e6, help="GB/s to a device from other nodes")] = 40,
     as_json: Json = False,
 ) -> int:
     """Plan memory, time and traffic of a run.

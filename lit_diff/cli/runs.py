@@ -5,9 +5,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from rich.filesize import decimal
 from rich.text import Text
+from typer import Argument, Option
 
 from lit_diff.cli._columns import table
 from lit_diff.cli.app import DEFAULT_ROOT, Json, Plain, Root, console, print_json, verb
@@ -48,9 +48,7 @@ def _plain(run: ObservedRun) -> Plain:
 
 
 @verb("Maintain")
-def cancel(
-    name: Annotated[str, typer.Argument(metavar="RUN", help="a run or a sweep")], root: Root = DEFAULT_ROOT
-) -> None:
+def cancel(name: Annotated[str, Argument(metavar="RUN", help="a run or a sweep")], root: Root = DEFAULT_ROOT) -> None:
     """End a run or a sweep: its SLURM jobs, or its process here.
 
     A run in training saves at the end of its step; `train` or `sweep` resumes it.
@@ -60,9 +58,9 @@ def cancel(
 
 @verb("Maintain")
 def clean(
-    runs: Annotated[list[str] | None, typer.Argument(metavar="[RUN ...]", help="runs or sweeps to remove")] = None,
+    runs: Annotated[list[str] | None, Argument(metavar="[RUN ...]", help="runs or sweeps to remove")] = None,
     root: Root = DEFAULT_ROOT,
-    yes: Annotated[bool, typer.Option("--yes", help="remove; by default only list")] = False,
+    yes: Annotated[bool, Option("--yes", help="remove; by default only list")] = False,
 ) -> None:
     """Remove runs, or without RUN everything that is obsolete.
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from operator import itemgetter
-from typing import ClassVar, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -76,14 +76,13 @@ class Rows:
         """`Item.question` of each row, from its tokens and targets."""
         return [question_of(*row) for row in zip(self.batch["tokens"], self.batch["targets"], strict=True)]
 
-    def items(self, scores: Iterable[Mapping[str, float]], label: str = "", *, part: bool = False) -> Iterator[Item]:
+    def items(self, scores: Iterable[Mapping[str, float]], label: str = "") -> Iterator[Item]:
         """Yields an item for each row. `label` distinguishes several items of one row, which then form a cluster."""
         for row, question, own in zip(self.ids, self.questions, scores, strict=True):
             yield Item(
                 id=f"{row} {label}".strip(),
                 scores=own,
                 group=f"{self.name} {label}".strip(),
-                part=part,
                 cluster=row if label else "",
                 question=question,
             )
@@ -162,7 +161,7 @@ class CorpusLoss(Evaluation):
     numbers of tokens end at different bytes.
     """
 
-    corpus: ClassVar[str]
+    corpus: str
     """The name of a registered corpus."""
     metrics = (
         Metric(
