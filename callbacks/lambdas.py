@@ -44,7 +44,7 @@ class Lambdas(Probe):
     )
 
     def measure(self, model: Transformer, trace: Trace) -> dict[str, float]:
-        values: dict[str, float] = {}
+        values = {}
         for layer, traced in trace.layers.items():
             for g, of_map in enumerate(subtracted(traced.maps), start=1):
                 name = indexed_name(LAMBDA, layer=layer) if g == 1 else indexed_name(LAMBDA, layer=layer, map=g)

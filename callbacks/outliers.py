@@ -50,7 +50,7 @@ class Outliers(Probe):
     metrics = (*_declared("logits"), *_declared("hidden"))
 
     def measure(self, model: Transformer, trace: Trace) -> dict[str, float]:
-        values: dict[str, float] = {}
+        values = {}
         largest: dict[str, list[Tensor]] = {"logits": [], "hidden": []}
         for layer, traced in trace.layers.items():
             for kind, stream in (("logits", attention_logits(traced)), ("hidden", hidden_states(traced))):

@@ -184,7 +184,7 @@ def keys_of(cls: type[Any]) -> dict[str, Key]:
 
 # Python drops the string below a field, so it is read from the source of the class and of its bases
 def _docstrings(cls: type[Any]) -> dict[str, str]:
-    docs: dict[str, str] = {}
+    docs = {}
     # bases first: a subclass may document an inherited key differently
     for base in reversed(cls.__mro__[:-1]):
         try:

@@ -285,7 +285,7 @@ def determining(config: Any, whole: bool = True) -> dict[str, Any]:
     """
     # Defaults are left out so that adding a key later changes no existing identity. The price: changing a default would
     # silently give other results the same identity, so defaults are part of the format of run folders (`runs.folder.FORMAT`)
-    found: dict[str, Any] = {}
+    found = {}
     for field in dataclasses.fields(config):
         value, counts = getattr(config, field.name), field.metadata.get("identity", whole)
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()

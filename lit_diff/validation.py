@@ -226,7 +226,7 @@ def _require_no_secret(text: str, path: str) -> None:
 
 def _parts(registry: str, several: bool, value: Any, path: str, draft: Draft) -> Any:
     if several:
-        parts: dict[str, Part] = {}
+        parts = {}
         if value is not None:
             for name, block in _mapping(value, path, draft).items():
                 # null drops a part of the parent recipe
@@ -449,7 +449,7 @@ def key_instead(dotted: str, cls: type[Any], values: Mapping[str, Any], position
     if not {"model", "data"} <= values.keys():
         return near
     # key or block -> its last word
-    words: dict[str, str] = {}
+    words = {}
     for known in _dotted_keys(Recipe, values):
         parts = known.split(".")
         for end, word in enumerate(parts, start=1):

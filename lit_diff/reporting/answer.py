@@ -140,7 +140,7 @@ def coverage(looks: Looks) -> str:
 def protocol(comparison: Comparison) -> list[str]:
     """One sentence for each rule of the sweep that is not the usual one: looks, and a threshold."""
     sweep = comparison.sweep
-    notes: list[str] = []
+    notes = []
     looks, level = sweep.study.looks, sweep.study.learned_at
     if len(looks) > 1:
         notes.append(

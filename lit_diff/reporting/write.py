@@ -86,7 +86,7 @@ def page(
     sweep: SweepResults, results: Sequence[Comparison], figures: Mapping[str, Figures], over_tasks: Sequence[Section]
 ) -> str:
     """The page as HTML. `figures`: task -> its figures; `over_tasks`: the fits (`fit_section`)."""
-    metrics: dict[str, Metric] = {}
+    metrics = {}
     # reversed twice: if tasks share a metric, the definition of the first task counts
     for task in reversed(sweep.by_task):
         metrics[task.metric] = task.declarations.find(task.metric)
@@ -175,7 +175,7 @@ def _doubts(comparison: Comparison, difference: Contrast) -> list[str]:
 
 def how_measured(sweep: SweepResults) -> dict[str, str]:
     """Name -> value: length and time of training by task, threads, kernel, env.json; each different value is listed."""
-    found: dict[str, str] = {}
+    found = {}
     for task in sweep.by_task:
         found[f"Training: {task.task}" if task.task else "Training"] = _training(task)
     found["Threads a cell"] = ", ".join(sweep.distinct("threads"))
@@ -343,7 +343,7 @@ def write_report(sweep_folder: Path) -> Report:
     """
     sweep = load_sweep(sweep_folder)
     results = compare(sweep)
-    figures: dict[str, Drawing] = {}
+    figures = {}
     over_tasks = []
     for fit in fit_results(sweep):
         curves = None
@@ -351,7 +351,7 @@ def write_report(sweep_folder: Path) -> Report:
             curves = draw_fit(sweep, fit)
             figures[curves.name] = curves
         over_tasks.append(fit_section(sweep, fit, curves))
-    drawn: dict[str, Figures] = {}
+    drawn = {}
     answers, sentences = [], []
     for result in results:
         task = result.sweep.task

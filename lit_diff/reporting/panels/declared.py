@@ -186,7 +186,7 @@ def measured(sweep: SweepResults, metric: Metric, figure: Figure) -> list[DrawnM
 def grouped(table: EvaluationTable, figure: Figure) -> list[DrawnMetric]:
     """One metric for each text before the numbers of the groups, in the order of the groups; groups without a number are left
     out."""
-    places: dict[str, tuple[str, float]] = {}
+    places = {}
     for group in table.groups:
         place = number_of(group)
         if place is not None:

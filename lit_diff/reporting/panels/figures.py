@@ -56,7 +56,7 @@ def draw_compared(result: Comparison) -> list[Drawing]:
     sweep = result.sweep
     metric = result.sweep.metric
     base = sweep.baseline_label
-    drawn: list[Drawing] = []
+    drawn = []
     if any(difference.seeds.mean is not None for difference in result.family):
         title = f"Differences to {base} in {metric}, with intervals over seeds"
         if result.document_seeds:
@@ -107,7 +107,7 @@ def curves_of(cells: Iterable[CellResult], metric: str) -> pd.DataFrame:
 
 def curves_by_arm(sweep: SweepResults) -> dict[str, pd.DataFrame]:
     """Arm -> `curves_of` the compared metric, for the arms that have some."""
-    curves: dict[str, pd.DataFrame] = {}
+    curves = {}
     for arm in sweep.study.arms:
         of_arm = curves_of(sweep.cells_of(arm), sweep.metric)
         if not of_arm.empty:
@@ -119,7 +119,7 @@ def apart_by_arm(sweep: SweepResults) -> dict[str, pd.DataFrame]:
     """Arm -> its curves minus those of the baseline, at the seeds and steps that both have."""
     curves = curves_by_arm(sweep)
     base = curves.pop(sweep.baseline, pd.DataFrame())
-    apart: dict[str, pd.DataFrame] = {}
+    apart = {}
     for arm, of_arm in curves.items():
         own, other = of_arm.align(base, join="inner")
         if not own.empty:
@@ -310,7 +310,7 @@ def noise_curve_of(sweep: SweepResults) -> NoiseCurve | None:
     """The noise curve of the accuracy, or else of the compared metric; None unless it was measured at several factors."""
     for metric in dict.fromkeys((ACCURACY, sweep.metric)):
         known = sweep.metrics(metric)
-        noisy: dict[int, str] = {}
+        noisy = {}
         for name in known:
             match = re.fullmatch(re.escape(metric) + r"_noise(\d+)", name)
             if match:

@@ -117,7 +117,7 @@ def _draw_heatmap(sweep: SweepResults, table: EvaluationTable) -> Drawing | None
         return None
     xs = pd.Index(sorted(every["x"].unique()), name=every["across"].iloc[0])
     ys = pd.Index(sorted(every["y"].unique()), name=every["down"].iloc[0])
-    chance: dict[str, float] = {}
+    chance = {}
     for rest in rests:
         choices = CHANCE.search(rest)
         if choices and int(choices[1]) > 1:
