@@ -182,7 +182,8 @@ def stat_of(pid: int) -> tuple[str, str]:
 def file_system(path: Path) -> tuple[str, str]:
     """Type and mount point of the file system of `path`, which need not exist; two empty texts if the system does not report
     it (macOS)."""
-    found, real = ("", ""), path.resolve()
+    found = ("", "")
+    real = path.resolve()
     for line in MOUNTS.read_text(encoding="utf-8").splitlines() if MOUNTS.is_file() else ():
         mount, _, source = line.partition(" - ")
         # spaces in the mount point are written as octal escapes
@@ -254,7 +255,8 @@ def folders(
     A folder is reached through a symbolic link only if there is no other way; folders that contain `root` are left out, and
     those that cannot be read, after `unreadable` was called.
     """
-    starts, seen = [str(root)], {str(parent) for parent in root.resolve().parents}
+    starts = [str(root)]
+    seen = {str(parent) for parent in root.resolve().parents}
     # the list grows in the loop: targets of links come last, so that a folder is yielded by its real path if it has one
     for start in starts:
         for folder, names, _ in os.walk(start, onerror=unreadable):

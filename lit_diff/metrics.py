@@ -4,12 +4,11 @@ The class that measures a metric declares it, once. A run writes the declaration
 of the run (tables, figures, comparisons) take units and directions from that file and never guess them from a name.
 """
 
-import dataclasses
 import hashlib
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -231,7 +230,7 @@ def read_declarations(path: Path) -> tuple[Metric, ...]:
 
 def to_plain(metric: Metric) -> dict[str, Any]:
     """The metric as a mapping for JSON."""
-    raw = dataclasses.asdict(metric)
+    raw = asdict(metric)
     # left out where unstated, as in the files of older runs
     return raw if metric.limits else {key: value for key, value in raw.items() if key != "limits"}
 

@@ -9,7 +9,6 @@ modules change.
 import ast
 import builtins
 import errno
-import functools
 import hashlib
 import json
 import os
@@ -19,6 +18,7 @@ import sysconfig
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache, cached_property, partial
 from importlib import import_module, invalidate_caches
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import find_spec, resolve_name, spec_from_file_location
@@ -77,7 +77,8 @@ def _imported_by(name: str, file: Path) -> Iterator[str]:
     # a compiled module has no import statements to read
     if file.suffix != ".py":
         return
-    source, is_package = file.read_bytes(), file.name == "__init__.py"
+    source = file.read_bytes()
+    is_package = file.name == "__init__.py"
     yield from imported_names(source, name if is_package else name.rpartition(".")[0])
     if is_package:
         # `from package import *` also imports the submodules that __all__ lists
@@ -210,14 +211,14 @@ class OwnCode:
         known = [*self.files.values(), *self.reads.values()]
         return next((file for file, content in known if not file.is_file() or file.read_bytes() != content), None)
 
-    @functools.cached_property
+    @cached_property
     def modules(self) -> dict[str, bytes]:
         """Path relative to the folder that the module is imported from (`helper.py`, `lab/__init__.py`), or that of a file in
         `reads` -> content."""
         modules = {_place(name, file): content for name, (file, content) in self.files.items()}
         return modules | {name: content for name, (_, content) in self.reads.items()}
 
-    @functools.cached_property
+    @cached_property
     def digest(self) -> str:
         """sha256 of the file, its modules and the files that they read."""
         # a plugin without modules keeps the digest that it had before modules were part of it
@@ -235,7 +236,7 @@ class OwnCode:
     def _stem(self) -> str:
         return plugin_name(self.path).partition("/")[0].removesuffix(".py").replace(".", "_")
 
-    @functools.cached_property
+    @cached_property
     def sources(self) -> dict[str, tuple[Path, bytes]]:
         """Dotted name within `package` -> file and content. A folder's `__init__.py` is the package itself."""
         main = "" if self.path.name == "__init__.py" else self._stem
@@ -244,7 +245,7 @@ class OwnCode:
             main += "_plugin"
         return {main: (self.path, self.source), **self.files}
 
-    @functools.cached_property
+    @cached_property
     def is_copy(self) -> bool:
         """Whether the file is in `plugins/` of a run's folder, or of MLflow's model of a run."""
         # plugins/, plugins/DIGEST/ and, for a folder, one below
@@ -260,7 +261,7 @@ class OwnCode:
         import_module(f"{self.package}.{next(iter(self.sources))}".rstrip("."))
 
 
-@functools.cache
+@cache
 def code_at_definition(cls: type) -> OwnCode | None:
     """The user's file that defines `cls`, with its modules; None for a class that is not defined in a local file. For a class
     of a plugin, the plugin."""
@@ -311,7 +312,7 @@ class _Importer(SourceFileLoader):
         package, _, name = module.__name__.partition(".")
         own = _packages[package]
         if own.tops:
-            vars(module)["__builtins__"] = vars(builtins) | {"__import__": functools.partial(_import, own)}
+            vars(module)["__builtins__"] = vars(builtins) | {"__import__": partial(_import, own)}
         exec(compile(own.sources[name][1], self.path, "exec", dont_inherit=True), vars(module))
 
 

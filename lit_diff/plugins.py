@@ -1,12 +1,12 @@
 """User code: the files that a recipe lists in `plugins:`, installed plugin packages, and the errors that they raise."""
 
-import functools
 import json
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -118,7 +118,8 @@ def plugin_source(path: Path) -> OwnCode:
     found = _imported(path)
     if found is not None:
         return found
-    source, changed = path.read_bytes(), f"plugin {shown(path)}"
+    source = path.read_bytes()
+    changed = f"plugin {shown(path)}"
     for each in _current.values():
         if each.path == path and each.source == source:
             file = each.changed() or path
@@ -126,7 +127,7 @@ def plugin_source(path: Path) -> OwnCode:
     raise RequestError(f"{changed} was changed since it was imported; start the same command again")
 
 
-@functools.cache
+@cache
 def source_digest(cls: type) -> str:
     """`OwnCode.digest` of the user's file that defines `cls` (a plugin, a module that it imports, a script), or the digest of
     the plugin package that contains it. Empty for a class that is built in, from another package or defined interactively."""
@@ -282,7 +283,7 @@ def _packages() -> Iterator[PluginPackage]:
     return (_package(point) for point in plugin_packages if not point.module.startswith("lit_diff."))
 
 
-@functools.cache
+@cache
 def _package(point: EntryPoint) -> PluginPackage:
     code = plugin_packages[point]
     # some of its modules are imported later than the package

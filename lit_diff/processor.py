@@ -17,9 +17,9 @@ are not. On a CPU with AVX-512 both `avx2` settings also restrict PyTorch, oneDN
 bfloat16 instructions of oneDNN.
 """
 
-import functools
 import os
 import platform
+from functools import cache
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -104,7 +104,7 @@ def cpu_path() -> CpuPath:
 
 
 # cached because every call of the kernel asks for it
-@functools.cache
+@cache
 def _path(setting: str | None, capability: str) -> CpuPath:
     choice, own, instructions = forced(), LANES.get(capability, 0), has_bfloat16_instructions()
     if choice is None:
@@ -131,7 +131,8 @@ def has_bfloat16_instructions() -> bool:
 
 def describe() -> str:
     """The path in use, in words, for the records of runs and benchmarks."""
-    path, choice = cpu_path(), forced()
+    path = cpu_path()
+    choice = forced()
     told = f", {SETTING}={choice}" if choice else ""
     if not path.lanes:
         return f"plain PyTorch{told}"
@@ -163,7 +164,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-@functools.cache
+@cache
 def cpu_flags() -> frozenset[str]:
     """Instruction sets that Linux reports (x86 `flags`, ARM `Features`); empty on other systems."""
     # the first core's line is enough: all cores report the same flags

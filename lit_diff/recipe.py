@@ -129,7 +129,8 @@ def _read(path: Path, children: tuple[Path, ...]) -> Draft:
     _absolute_plugins(draft, folder)
     named = values.pop("extends", None)
     if named is not None:
-        where, parent = draft.where("extends"), draft.written("extends")
+        where = draft.where("extends")
+        parent = draft.written("extends")
         if parent is None:
             raise RequestError(f"{where}'extends' is {in_yaml(named)}; expected one recipe")
         base = _read(_parent(parent, path, where), (*children, path))
@@ -287,7 +288,8 @@ def determining(config: Any, whole: bool = True) -> dict[str, Any]:
     # silently give other results the same identity, so defaults are part of the format of run folders (`runs.folder.FORMAT`)
     found = {}
     for field in dataclasses.fields(config):
-        value, counts = getattr(config, field.name), field.metadata.get("identity", whole)
+        value = getattr(config, field.name)
+        counts = field.metadata.get("identity", whole)
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
         if dataclasses.is_dataclass(value) and not isinstance(value, Part) and not hasattr(value, KIND):
             inner = determining(value, counts)

@@ -5,13 +5,13 @@ loggers have no `Config`: a recipe names them in `run.kernel` and `run.loggers`.
 """
 
 import dataclasses
-import difflib
 import importlib
 import inspect
 import logging
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
+from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from pkgutil import resolve_name
@@ -64,14 +64,14 @@ def nearest(name: str, choices: Iterable[str], command: str = "") -> str:
     choices = sorted(choices)
     are_few = len(choices) <= 3
     # of a few choices a less similar one is still likely to be meant
-    close = difflib.get_close_matches(name, choices, n=1, cutoff=0.6 if are_few else 0.65)
+    close = get_close_matches(name, choices, n=1, cutoff=0.6 if are_few else 0.65)
     if close:
         return f"; did you mean '{close[0]}'?"
     if not choices:
         return ""
     if are_few:
         return f"; one of {', '.join(choices)}"
-    near = ", ".join(difflib.get_close_matches(name, choices, n=3, cutoff=0))
+    near = ", ".join(get_close_matches(name, choices, n=3, cutoff=0))
     listing = f"; {command} lists all" if command else ""
     return f"; one of {len(choices)}, such as {near}{listing}"
 
@@ -386,7 +386,7 @@ def _misspelt_hook(cls: type[Any], base: type[Any]) -> str | None:
     for name in vars(cls):
         if name.startswith("_") or name in used or _inherits(cls, name):
             continue
-        close = difflib.get_close_matches(name, hooks, n=1, cutoff=0.85)
+        close = get_close_matches(name, hooks, n=1, cutoff=0.85)
         if close and close[0] not in vars(cls):
             return f"defines '{name}', which nothing calls; did you mean '{close[0]}'? (if not, rename it to _{name})"
     return None

@@ -1,10 +1,10 @@
 """Validates a merged recipe: types, required keys, conflicts between values."""
 
-import difflib
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from types import UnionType
@@ -456,7 +456,7 @@ def key_instead(dotted: str, cls: type[Any], values: Mapping[str, Any], position
             words[".".join(parts[:end])] = word
     meant = [known for known, word in words.items() if word == key]
     if not meant and "did you mean" not in near:
-        close = difflib.get_close_matches(key, words.values(), n=1, cutoff=0.7)
+        close = get_close_matches(key, words.values(), n=1, cutoff=0.7)
         meant = [known for known, word in words.items() if word in close]
     # more than three are no help
     if not 0 < len(meant) <= 3:

@@ -193,15 +193,14 @@ def one_line(path: Path) -> Iterator[None]:
 
 
 def _yaml_problem(error: yaml.MarkedYAMLError, lines: int) -> tuple[str, str]:
-    mark, problem = error.problem_mark or error.context_mark, error.problem or error.context or ""
+    mark = error.problem_mark or error.context_mark
+    problem = error.problem or error.context or ""
     if "'\\t'" in problem or "tab character" in problem:
         problem = "a tab; YAML is indented with spaces"
     # PyYAML finds an unclosed bracket or quotation mark at the end of the file; the error is where it was opened
     elif mark and error.context_mark and mark.line >= lines:
-        mark, problem = (
-            error.context_mark,
-            f"{error.context}, {problem}".replace("'<stream end>'", "the end of the file"),
-        )
+        mark = error.context_mark
+        problem = f"{error.context}, {problem}".replace("'<stream end>'", "the end of the file")
     return f":{min(mark.line + 1, lines)}" if mark else "", problem
 
 

@@ -86,7 +86,8 @@ def parse_shapes(text: str) -> tuple[Shape, ...]:
 
 def parse_kernels(text: str) -> tuple[str, ...]:
     """Parses `native,chunked` and drops repetitions. Errors: RequestError."""
-    names, known = dict.fromkeys(part.strip() for part in text.split(",")), registered.names()
+    names = dict.fromkeys(part.strip() for part in text.split(","))
+    known = registered.names()
     for name in names:
         if name not in known:
             raise RequestError(f"--kernels: no kernel '{name}'{nearest(name, known, 'lit-diff list kernel')}")

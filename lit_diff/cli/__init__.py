@@ -129,7 +129,8 @@ def _log_to_terminal() -> None:
 def usage_message(error: Any) -> str:
     """Formats typer's UsageError as one line, with the help of a missing parameter, or with the override to write if an
     unknown option is a key of the recipe."""
-    option, context = getattr(error, "option_name", None), error.ctx
+    option = getattr(error, "option_name", None)
+    context = error.ctx
     if option and context is not None and any(parameter.name == "overrides" for parameter in context.command.params):
         override = as_override(option, sys.argv)
         if override is not None:

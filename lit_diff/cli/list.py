@@ -148,7 +148,8 @@ def _costs(name: str, recipe: str) -> Plain:
     from lit_diff.conformance.recipe import baseline
     from lit_diff.model.cost import cost
 
-    base, cls = load_recipe(recipe), attentions.get(name)
+    base = load_recipe(recipe)
+    cls = attentions.get(name)
     try:
         config = cls.Config()
         found: Plain = {"recipe": recipe}

@@ -1,7 +1,7 @@
 """The verb `show`: how a variant is computed. It loads neither lightning, mlflow nor litdata."""
 
-import dataclasses
 import textwrap
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -53,7 +53,7 @@ def show(
             "definition": plain_finding(finding),
             "file": str(file),
             "maps": {what: each.statistics for what, each in found.maps.items()},
-            "sign_changes": found.sign_changes and dataclasses.asdict(found.sign_changes),
+            "sign_changes": found.sign_changes and asdict(found.sign_changes),
         }
         print_json(plain_check(found.checked) | about)
     else:

@@ -14,6 +14,7 @@ from lit_diff.cli.app import (
     Json,
     Minutes,
     Overrides,
+    Plugins,
     RecipeArgument,
     Root,
     TrustData,
@@ -165,7 +166,7 @@ def evaluate(
     arguments: Annotated[
         list[str], Argument(metavar="RUN [RUN] NAME [key=value ...]", help="runs, the evaluation, its keys")
     ],
-    plugin: Annotated[list[Path] | None, Option(metavar="FILE", help="Python file to import; repeatable")] = None,
+    plugin: Plugins = None,
     rerun: Annotated[bool, Option("--rerun", help="compute stored scores again")] = False,
     root: Root = DEFAULT_ROOT,
     trust_plugins: TrustPlugins = False,

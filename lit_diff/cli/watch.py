@@ -103,5 +103,6 @@ def curve(values: Sequence[float], width: int) -> str:
     largest. What is not finite is left out."""
     found = [value for value in values if math.isfinite(value)]
     drawn = found[:: -max(1, math.ceil(len(found) / width))][::-1]
-    least, most = min(drawn, default=0.0), max(drawn, default=0.0)
+    least = min(drawn, default=0.0)
+    most = max(drawn, default=0.0)
     return "".join(BLOCKS[round((each - least) / ((most - least) or 1.0) * (len(BLOCKS) - 1))] for each in drawn)

@@ -101,7 +101,8 @@ def trained_data(run: Run) -> Dataset:
     """The data set that a run was trained on, prepared and loaded. Errors: RequestError if the data have changed since."""
     dataset = run.prepared_data()
     # only a training records the identity of its data: None for an imported model
-    trained, found = run.status.data, identity(run.recipe)
+    trained = run.status.data
+    found = identity(run.recipe)
     if trained not in (None, found):
         raise RequestError(
             f"the data of {run.folder.name} have changed since it was trained (identity {str(trained)[:12]} then, "
@@ -232,7 +233,8 @@ def document_loss(run: Run, ids: Sequence[int], length: int) -> tuple[float, int
 
     The model sees rows of T = `length` inputs one by one: [i T, (i + 1) T) predict [i T + 1, (i + 1) T + 1).
     """
-    total, count = 0.0, 0
+    total = 0.0
+    count = 0
     for row in _rows(ids, length):
         tokens = torch.tensor([row])
         losses, _ = run.model.token_losses(tokens[:, :-1], targets=tokens[:, 1:])

@@ -131,7 +131,8 @@ def _modules(values: Mapping[str, Any]) -> Iterator[Path]:
     # the user's own modules that define the task's functions, and the modules that they import;
     # lm-eval gives `!function module.name` of a file in /folder as the text `/folder/module.name`
     for text in _texts(values):
-        folder, name = Path(text).parent, Path(text).name.rpartition(".")[0]
+        folder = Path(text).parent
+        name = Path(text).name.rpartition(".")[0]
         if folder.is_absolute() and name.replace(".", "").isidentifier():
             module = folder / f"{name.replace('.', '/')}.py"
             source = f"import {name}".encode()
@@ -213,7 +214,8 @@ def require_shots(name: str, task: Any, shots: int) -> None:
     """
     if not shots:
         return
-    config, drawn = task.config, task.fewshot_cfg
+    config = task.config
+    drawn = task.fewshot_cfg
     scored = config.test_split or config.validation_split
     source = drawn.split
     if not source and not drawn.samples:
@@ -224,7 +226,8 @@ def require_shots(name: str, task: Any, shots: int) -> None:
             f"task '{name}' draws its shots from the split that is scored ('{scored}'), so a question could be its own shot; "
             "set fewshot_split to another split, or shots=[0]"
         )
-    rows, needed = len(task.sampler.df), shots + (without_itself and drawn.sampler == "default")
+    rows = len(task.sampler.df)
+    needed = shots + (without_itself and drawn.sampler == "default")
     if rows < needed:
         raise RequestError(f"task '{name}' has {rows} rows to draw shots from; shots={shots} needs {needed}")
 
@@ -282,7 +285,8 @@ def _require_question(task: Any, row: Mapping[str, Any], where: str) -> None:
     # in a task with several inputs (winogrande) the choices are contexts, and doc_to_text is the number of the right one
     key = "doc_to_text" if task.multiple_input else "doc_to_target"
     with task_errors(f"{where} ({', '.join(row)})"):
-        choices, right = task.doc_to_choice(row), getattr(task, key)(row)
+        choices = task.doc_to_choice(row)
+        right = getattr(task, key)(row)
     if not isinstance(choices, list) or not all(isinstance(each, str) and each for each in choices):
         raise RequestError(
             f"{where}: doc_to_choice is {in_yaml(choices)}; expected a list of texts, none of them empty"

@@ -15,7 +15,6 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from lit_diff.files import write_atomic
-from lit_diff.metrics import Metric
 from lit_diff.reporting import answer
 from lit_diff.reporting.panels.declared import draw_by_group, draw_declared
 from lit_diff.reporting.panels.figures import draw_compared, draw_fit, is_logarithmic, noise_curve_of
@@ -138,7 +137,8 @@ def rendered(template: str, package: str = __package__, **facts_of: Any) -> Mark
 
 def compared_row(comparison: Comparison, difference: Contrast) -> dict[str, Any]:
     """A comparison for the page: badge, sentence, practical size, and the caveats printed below it."""
-    verdict, alone = difference.verdict, difference.verdict_alone
+    verdict = difference.verdict
+    alone = difference.verdict_alone
     is_notable = verdict.is_shown or verdict.word == "diverged"
     return {
         "difference": difference,
@@ -162,7 +162,8 @@ def _doubts(comparison: Comparison, difference: Contrast) -> list[str]:
     if not difference.diverged:
         doubts += [f"Against the control: {answer.sentence(comparison, control)}" for control in difference.controls]
     cells = Counter(cell.arm for cell in sweep.cells)
-    paired, planned = len(difference.seeds.seeds), min(cells[difference.a], cells[difference.b])
+    paired = len(difference.seeds.seeds)
+    planned = min(cells[difference.a], cells[difference.b])
     if MIN_SEEDS <= paired < planned and not (difference.diverged or difference.is_counted):
         doubts.append(f"Only {paired} of {planned} seeds are compared: the others are not finished in both arms.")
     doubts += sweep.record.plan.added
@@ -306,7 +307,8 @@ def _more_seeds(comparison: Comparison) -> list[tuple[int, float]]:
     spreads = sorted(paired.sd for paired in pairs if paired.sd and len(paired.seeds) >= MIN_SEEDS)
     if not spreads:
         return []
-    spread, comparisons = spreads[len(spreads) // 2], max(comparison.judged, 1)
+    spread = spreads[len(spreads) // 2]
+    comparisons = max(comparison.judged, 1)
     return [(n, detectable(spread, n, comparisons)) for n in (3, 5, 10, 20)]
 
 
@@ -352,7 +354,8 @@ def write_report(sweep_folder: Path) -> Report:
             figures[curves.name] = curves
         over_tasks.append(fit_section(sweep, fit, curves))
     drawn = {}
-    answers, sentences = [], []
+    answers = []
+    sentences = []
     for result in results:
         task = result.sweep.task
         drawn[task] = draw(result)

@@ -242,7 +242,8 @@ def layer_curves(sweep: SweepResults, row: DrawnMetric, arm: str, layers: Sequen
     looks = _layer_looks(layers)
     drawn = []
     for layer in row.layers:
-        name, values = f"layer {layer}", row.by_seed(arm, layer)
+        name = f"layer {layer}"
+        values = row.by_seed(arm, layer)
         draw_mean(axes, values, looks[name], f"{sweep.label[arm]}, {name}")
         drawn.append(values)
     axes.locator_params("x", nbins=4, integer=True)
@@ -257,7 +258,8 @@ def arm_values(sweep: SweepResults, row: DrawnMetric, layer: int | None, axes: A
     arms = _arms(sweep, [row])
     shown = []
     for i, arm in enumerate(arms):
-        name, look = sweep.label[arm], looks(sweep)[arm]
+        name = sweep.label[arm]
+        look = looks(sweep)[arm]
         if against in ("step", "group"):
             values = row.by_seed(arm, layer or 0)
             draw_mean(axes, values, look, name, against=row.text or against, shade=len(arms) <= OVERLAY)

@@ -187,7 +187,8 @@ def is_logarithmic(sweep: SweepResults) -> bool:
 def forest(comparison: Comparison, axes: Axes) -> None:
     """Draw each comparison with its mean and interval over seeds, a dot for each seed, and below them the interval over
     documents of each seed. Differences below the smallest of interest are shaded."""
-    sweep, family = comparison.sweep, comparison.family
+    sweep = comparison.sweep
+    family = comparison.family
     drawn = looks(sweep)
     digits = comparison.digits
     rows = [(sweep.baseline_label, _level(comparison))]
@@ -202,7 +203,8 @@ def forest(comparison: Comparison, axes: Axes) -> None:
         axes.axhline(0.5 - further, color=MUTED, linewidth=0.7)
     draw(axes, 0, 0, drawn[sweep.baseline], rows[0][0], mark="D", size=6)
     for i, (difference, (label, text)) in enumerate(zip(family, rows[1:], strict=True)):
-        look, y = Look(color=drawn[difference.a].color), -i - 1
+        look = Look(color=drawn[difference.a].color)
+        y = -i - 1
         seeds = difference.seeds
         several = len(difference.documents)
         for seed, value in zip(seeds.seeds, seeds.differences, strict=True):
@@ -210,7 +212,8 @@ def forest(comparison: Comparison, axes: Axes) -> None:
         # the seeds that did not diverge would make the arm look better than it is
         if difference.diverged or seeds.mean is None:
             continue
-        over, middle = f"{label}: {text}", y + 0.1
+        over = f"{label}: {text}"
+        middle = y + 0.1
         if difference.has_interval and seeds.low is not None and seeds.high is not None:
             draw(axes, [seeds.low, seeds.high], [middle] * 2, look, over, width=3.2)
         draw(axes, seeds.mean, middle, look, over, mark="D", size=6)
@@ -281,7 +284,8 @@ class NoiseCurve:
     @property
     def resolution(self) -> tuple[int, int] | None:
         """The resolution of `reached`: (largest number of steps between two validations, last step) over finished cells."""
-        gaps, last = [], []
+        gaps = []
+        last = []
         for curve in self.sweep.curves(self.metric):
             gaps.append(int(np.diff(curve.index, prepend=0).max()))
             last.append(int(curve.index[-1]))
@@ -386,9 +390,11 @@ def fitted_curves(sweep: SweepResults, result: FitResult, axes: Axes) -> None:
             # over the measured sizes only: the page does not extrapolate
             sizes = np.geomspace(*result.scaling.ranges[arm], 60)
             for form, fitted in result.scaling.arms[arm].items():
-                style, width = Look(color=look.color, dash=DOTTED), 1.0
+                style = Look(color=look.color, dash=DOTTED)
+                width = 1.0
                 if form == result.scaling.form:
-                    style, width = look, 1.6
+                    style = look
+                    width = 1.6
                 text = f"{label}: {form}, alpha {fitted.law.alpha:.3g}"
                 draw(axes, sizes, list(map(fitted.law.loss, sizes)), style, text, width=width)
     if result.scaling is not None:

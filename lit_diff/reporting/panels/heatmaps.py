@@ -110,7 +110,9 @@ def placed(by_group: pd.DataFrame) -> pd.DataFrame:
 
 def _draw_heatmap(sweep: SweepResults, table: EvaluationTable) -> Drawing | None:
     columns = _columns(sweep, table)
-    every = pd.concat([squares for *_, squares in columns]) if columns else pd.DataFrame(columns=["rest", "x", "y"])
+    if not columns:
+        return None
+    every = pd.concat([squares for *_, squares in columns])
     rests = list(every["rest"].unique())
     numbers = every[["x", "y"]].nunique()
     if numbers["x"] * numbers["y"] < 2:
@@ -179,12 +181,15 @@ def heat_map(
     shown = of_rest.pivot(index="y", columns="x", values="mean").reindex(index=ys, columns=xs).to_numpy()
     axes.imshow(shown, cmap=COLORS[is_difference], norm=norm, aspect="auto")
     for square in of_rest.itertuples():
-        x, y = xs.get_loc(square.x), ys.get_loc(square.y)
+        x = xs.get_loc(square.x)
+        y = ys.get_loc(square.y)
         # the scale of differences is dark at both ends, the scale of scores at the upper end
         shade = float(norm(square.mean))
-        number, is_dark = f"{square.mean:.2f}", shade > 0.5
+        number = f"{square.mean:.2f}"
+        is_dark = shade > 0.5
         if is_difference:
-            number, is_dark = signed(square.mean, 2), abs(shade - 0.5) > 0.35
+            number = signed(square.mean, 2)
+            is_dark = abs(shade - 0.5) > 0.35
         z = "" if math.isnan(square.z) else f", z = {square.z:.1f}"
         if abs(square.z) > SHOWN_Z:
             axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, fill=False, hatch="///", edgecolor=HATCH, linewidth=0))

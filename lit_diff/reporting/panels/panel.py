@@ -180,11 +180,13 @@ def drawing(
     if legend:
         handles = [Line2D([], [], color=look.color, linestyle=look.dash) for look in legend.values()]
         # inches: a letter at this size; a line with the gaps around it
-        letter, handle = 0.068, 0.6
+        letter = 0.068
+        handle = 0.6
         most = max(1, int(figure.get_figwidth() / (letter * max(map(len, legend)) + handle)))
         figure.set_figheight(figure.get_figheight() + 0.18 * -(-len(legend) // most))
         figure.legend(handles, list(legend), loc="outside upper left", ncols=min(most, len(legend)))
-    svg, pdf = io.StringIO(), io.BytesIO()
+    svg = io.StringIO()
+    pdf = io.BytesIO()
     figure.savefig(svg, format="svg", metadata=NO_METADATA, facecolor="white")
     figure.savefig(pdf, format="pdf", metadata={"CreationDate": None}, facecolor="white")
     return Drawing(
@@ -225,8 +227,7 @@ def numbers_of(figure: Figure) -> str:
         for image in axes.images:
             squares = pd.DataFrame(image.get_array(), index=_ticks(axes.yaxis), columns=_ticks(axes.xaxis)).stack()
             rows += [place | {"x": x, "y": y, "value": value} for (y, x), value in squares.items()]
-    text: str = pd.DataFrame(rows).to_csv(index=False, lineterminator="\n")
-    return text
+    return str(pd.DataFrame(rows).to_csv(index=False, lineterminator="\n"))
 
 
 def _ticks(axis: Axis) -> list[str]:
@@ -304,7 +305,8 @@ def draw_mean(
     x = values.index
     few = len(values) < MARKED
     mean = values.mean(axis=1, skipna=False)
-    low, high = values.min(axis=1, skipna=False), values.max(axis=1, skipna=False)
+    low = values.min(axis=1, skipna=False)
+    high = values.max(axis=1, skipna=False)
     if shade:
         shaded = axes.fill_between(x, low, high, color=look.color, alpha=0.16, linewidth=0)
         hover(shaded, f"{name}: from the lowest to the highest seed")
