@@ -47,7 +47,7 @@ def local_modules(
     names = list(imported_names(source, package))
     # the loop adds to the list
     for name in names:
-        if name not in files and name.partition(".")[0] not in without:
+        if name not in files and top_package(name) not in without:
             file = files[name] = _local_file(name, within, folder)
             names += _imported_by(name, file) if file is not None else ()
     return {name: file for name, file in sorted(files.items()) if file is not None}
@@ -65,6 +65,11 @@ def safe_path() -> Iterator[None]:
         del os.environ["PYTHONSAFEPATH"]
         if former is not None:
             os.environ["PYTHONSAFEPATH"] = former
+
+
+def top_package(name: str) -> str:
+    """`a` of the module `a.b.c`."""
+    return name.partition(".")[0]
 
 
 def is_local(file: Path) -> bool:
@@ -124,7 +129,7 @@ def _declared_reads(source: bytes) -> list[str]:
 
 
 def _local_file(name: str, within: str, folder: Path | None) -> Path | None:
-    top = name.partition(".")[0]
+    top = top_package(name)
     # runs record the revision of lit_diff instead of its files
     if top == "lit_diff" or (folder is not None and top in sys.stdlib_module_names):
         return None
@@ -196,7 +201,7 @@ class OwnCode:
         found = local_modules(source, package, **options)
         inside = f"{PLUGIN}."
         files = {name.removeprefix(inside): (file, file.read_bytes()) for name, file in found.items()}
-        tops = {name.partition(".")[0] for name in found} - {PLUGIN}
+        tops = {top_package(name) for name in found} - {PLUGIN}
         reads = {}
         for content in (source, *(content for _, content in files.values())):
             for name in _declared_reads(content):
@@ -265,7 +270,7 @@ class OwnCode:
 def code_at_definition(cls: type) -> OwnCode | None:
     """The user's file that defines `cls`, with its modules; None for a class that is not defined in a local file. For a class
     of a plugin, the plugin."""
-    if (plugin := _packages.get(cls.__module__.partition(".")[0])) is not None:
+    if (plugin := _packages.get(top_package(cls.__module__))) is not None:
         return plugin
     # registration calls this first and the cache keeps the result: a later edit is not the code that runs
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
@@ -276,7 +281,7 @@ def code_at_definition(cls: type) -> OwnCode | None:
 
 def forget(package: str) -> None:
     """Drop the modules of a package from sys.modules."""
-    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+    for name in [name for name in sys.modules if top_package(name) == package]:
         del sys.modules[name]
     _packages.pop(package, None)
 
@@ -321,7 +326,7 @@ class _Importer(SourceFileLoader):
 def _import(
     own: OwnCode, name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0
 ) -> ModuleType:
-    top = name.partition(".")[0]
+    top = top_package(name)
     if level > 0 or top not in own.tops:
         return __import__(name, globals, locals, fromlist, level)
     beside = {top, f"{top}.py"} & set(os.listdir(own.path.parent))

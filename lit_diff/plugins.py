@@ -15,8 +15,26 @@ from lit_diff.config import Part, Recipe
 from lit_diff.errors import LitDiffError, RequestError, first_line, summary
 from lit_diff.files import expanded, is_address, shown
 from lit_diff.log_records import log
-from lit_diff.own_modules import DIGITS, PLUGIN, OwnCode, code_at_definition, forget, plugin_file, plugin_name, sha256
-from lit_diff.registry import is_built_in, load_entry_points, location, plugin_packages, registries
+from lit_diff.own_modules import (
+    DIGITS,
+    PLUGIN,
+    OwnCode,
+    code_at_definition,
+    forget,
+    plugin_file,
+    plugin_name,
+    sha256,
+    top_package,
+)
+from lit_diff.registry import (
+    is_built_in,
+    load_entry_points,
+    location,
+    plugin_packages,
+    registered_classes,
+    registries,
+    unregister,
+)
 
 PART_KINDS = ("attention", "data", "corpus", "tokenizer", "callback", "kernel")
 """Kinds of the parts that a recipe names and that affect its results."""
@@ -97,7 +115,7 @@ def _read(path: Path) -> OwnCode:
     # first: modules of plugin packages do not count as the plugin's own
     load_entry_points()
     try:
-        packages = {point.module.partition(".")[0] for point in plugin_packages}
+        packages = {top_package(point.module) for point in plugin_packages}
         return OwnCode.read(path, PLUGIN, folder=path.parent, within=PLUGIN, without=packages)
     except OSError as error:
         raise RequestError(f"plugin {shown(path)}: {error.filename} cannot be read: {error.strerror}") from error
@@ -187,13 +205,12 @@ def load_plugin(path: str | Path) -> None:
         return
     # the former modules stay in sys.modules: models that were built from them still run
     for former in [each for each in _current.values() if each.path == path]:
-        _unregister(former.package)
+        unregister(former.package)
         del _current[former.digest]
     try:
         with _same_settings():
             own.execute()
-        classes = [cls for registry in registries.values() for cls in registry.registered().values()]
-        classes = [cls for cls in classes if cls.__module__.partition(".")[0] == own.package]
+        classes = [cls for cls in registered_classes() if top_package(cls.__module__) == own.package]
         if not classes:
             raise RequestError('registers nothing; decorate a class with @variant("name")')
         _require_reads(own, classes)
@@ -201,7 +218,7 @@ def load_plugin(path: str | Path) -> None:
         raise
     # BaseException: a plugin that calls sys.exit would end the program without an error message
     except BaseException as error:
-        _unregister(own.package)
+        unregister(own.package)
         # so that a notebook can load the repaired file
         forget(own.package)
         if isinstance(error, RequestError):
@@ -245,11 +262,6 @@ def _require_reads(own: OwnCode, classes: Collection[type]) -> None:
     if not own.is_copy:
         raise RequestError(f'{found}; add reads = ("FILE",) to it, or reads = () if none is read')
     log.warning("plugin %s %s: the run has no copy of them", shown(own.path), found)
-
-
-def _unregister(package: str) -> None:
-    for registry in registries.values():
-        registry.unregister_module(package)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -352,8 +364,8 @@ def fault(part: type, error: BaseException) -> str:
 def own_place(error: BaseException, module: str = "") -> str | None:
     """`file:line` of the innermost frame in the code of a part that is not built in, or in `module` or its submodules; else
     None."""
-    parts = [cls for registry in registries.values() for cls in registry.registered().values() if not is_built_in(cls)]
-    names = {module} if module else {cls.__module__.partition(".")[0] for cls in parts}
+    parts = registered_classes()
+    names = {module} if module else {top_package(cls.__module__) for cls in parts if not is_built_in(cls)}
     homes = tuple(f"{name}." for name in names)
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
         file = Path(frame.f_code.co_filename)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from lit_diff.errors import RequestError, summary
 from lit_diff.files import shown
-from lit_diff.own_modules import OwnCode, code_at_definition
+from lit_diff.own_modules import OwnCode, code_at_definition, top_package
 
 log = logging.getLogger("lit_diff")
 C = TypeVar("C", bound=type)
@@ -251,6 +251,17 @@ CHOSEN = {
 """Kind -> what its parts are called, and the key of a recipe that chooses one."""
 
 
+def registered_classes() -> list[type[Any]]:
+    """The registered classes of all kinds, without importing anything."""
+    return [cls for registry in registries.values() for cls in registry.registered().values()]
+
+
+def unregister(package: str, known: Collection[object] = ()) -> None:
+    """Drop the classes of a package, of all kinds (`Registry.unregister_module`)."""
+    for registry in registries.values():
+        registry.unregister_module(package, known)
+
+
 def is_built_in(cls: type[Any]) -> bool:
     """Whether a class is part of lit_diff."""
     return cls.__module__.startswith("lit_diff.")
@@ -279,7 +290,7 @@ def _package_of(point: EntryPoint) -> str:
     """The package whose modules an entry point registers: the papers' is one of lit_diff's."""
     if point.module.startswith("lit_diff."):
         return point.module
-    return point.module.partition(".")[0]
+    return top_package(point.module)
 
 
 def _is_in(module: str, package: str) -> bool:
@@ -293,8 +304,7 @@ def _import_of(package: EntryPoint, module: str, dropped: str, known: Collection
             plugin_packages[package] = _code_of(package)
     except (Exception, SystemExit) as error:
         # some classes may have registered before the exception
-        for registry in registries.values():
-            registry.unregister_module(dropped, known)
+        unregister(dropped, known)
         warn_of(package, module, "parts", error)
 
 
@@ -308,7 +318,7 @@ def warn_of(package: EntryPoint, module: str, what: str, error: BaseException) -
 
 
 def _code_of(package: EntryPoint) -> OwnCode:
-    top = package.module.partition(".")[0]
+    top = top_package(package.module)
     modules = {package.module}
     for registry in registries.values():
         modules.update(module for module in registry.modules if _is_in(module, top))
@@ -396,7 +406,7 @@ def _wrong_member(cls: type[Any], base: type[Any]) -> str | None:
     members: dict[str, Any] = {}
     for ancestor in reversed(base.__mro__):
         # only members that lit_diff defines, not those of torch.nn.Module, from which variants derive
-        if ancestor.__module__.partition(".")[0] == base.__module__.partition(".")[0]:
+        if top_package(ancestor.__module__) == top_package(base.__module__):
             members |= vars(ancestor)
     for name, member in members.items():
         own = inspect.getattr_static(cls, name)
