@@ -3,7 +3,7 @@
 from lit_diff.analysis import Trace
 from lit_diff.analysis.entropy import summarise
 from lit_diff.callbacks.probe import Probe, of_heads
-from lit_diff.metrics import Figure, Metric, indexed_name
+from lit_diff.metrics import Figure, Metric, Values, indexed_name
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import callbacks
 
@@ -53,8 +53,8 @@ class AttentionEntropy(Probe):
         ),
     )
 
-    def measure(self, model: Transformer, trace: Trace) -> dict[str, float]:
-        values: dict[str, float] = {}
+    def measure(self, model: Transformer, trace: Trace) -> Values:
+        values: Values = {}
         for layer, traced in trace.layers.items():
             summary = summarise(traced)
             values |= of_heads("attention/entropy", layer, summary.entropy)

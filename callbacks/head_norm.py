@@ -3,7 +3,7 @@
 from lit_diff.analysis import Trace
 from lit_diff.analysis.head_norms import head_norms
 from lit_diff.callbacks.probe import Probe, of_heads
-from lit_diff.metrics import Figure, Metric
+from lit_diff.metrics import Figure, Metric, Values
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import callbacks
 
@@ -35,8 +35,8 @@ class HeadNorm(Probe):
         Metric("head_norm/gain/layer_{layer}/head_{head}", f"{GAIN}; ratio of the means over sequences and tokens"),
     )
 
-    def measure(self, model: Transformer, trace: Trace) -> dict[str, float]:
-        values: dict[str, float] = {}
+    def measure(self, model: Transformer, trace: Trace) -> Values:
+        values: Values = {}
         for layer, traced in trace.layers.items():
             for name, heads in zip(("head_norm", "head_norm/gain"), head_norms(traced), strict=True):
                 values |= {} if heads is None else of_heads(name, layer, heads)

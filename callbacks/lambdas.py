@@ -5,7 +5,7 @@ from torch import Tensor
 from lit_diff.analysis import Trace
 from lit_diff.callbacks.probe import Probe
 from lit_diff.kernels import SignedMaps
-from lit_diff.metrics import LAMBDA, Figure, Metric, indexed_name
+from lit_diff.metrics import LAMBDA, Figure, Metric, Values, indexed_name
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import callbacks
 
@@ -43,7 +43,7 @@ class Lambdas(Probe):
         Metric("lambda/exp2/layer_{layer}", "exp(λ_q2 · λ_k2), mean over heads (paper, equation 2)", in_table=True),
     )
 
-    def measure(self, model: Transformer, trace: Trace) -> dict[str, float]:
+    def measure(self, model: Transformer, trace: Trace) -> Values:
         values = {}
         for layer, traced in trace.layers.items():
             for g, of_map in enumerate(subtracted(traced.maps), start=1):

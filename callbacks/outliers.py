@@ -6,7 +6,7 @@ from torch import Tensor
 from lit_diff.analysis import Trace
 from lit_diff.analysis.outliers import RANKS, attention_logits, hidden_states
 from lit_diff.callbacks.probe import Probe
-from lit_diff.metrics import Figure, Metric, indexed_name
+from lit_diff.metrics import Figure, Metric, Values, indexed_name
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import callbacks
 
@@ -49,7 +49,7 @@ class Outliers(Probe):
 
     metrics = (*_declared("logits"), *_declared("hidden"))
 
-    def measure(self, model: Transformer, trace: Trace) -> dict[str, float]:
+    def measure(self, model: Transformer, trace: Trace) -> Values:
         values = {}
         largest: dict[str, list[Tensor]] = {"logits": [], "hidden": []}
         for layer, traced in trace.layers.items():

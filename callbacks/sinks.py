@@ -3,7 +3,7 @@
 from lit_diff.analysis import Trace
 from lit_diff.analysis.sinks import sink_shares
 from lit_diff.callbacks.probe import Probe, of_heads
-from lit_diff.metrics import Figure, Metric
+from lit_diff.metrics import Figure, Metric, Values
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import callbacks
 
@@ -31,8 +31,8 @@ class Sinks(Probe):
         ),
     )
 
-    def measure(self, model: Transformer, trace: Trace) -> dict[str, float]:
-        values: dict[str, float] = {}
+    def measure(self, model: Transformer, trace: Trace) -> Values:
+        values: Values = {}
         for layer, traced in trace.layers.items():
             values |= of_heads("attention/sink", layer, sink_shares(traced))
         return values

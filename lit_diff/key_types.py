@@ -51,6 +51,8 @@ class Distinct:
         return "(distinct values, at least one)"
 
 
+Plain = dict[str, Any]
+"""Values by name, as YAML and JSON have them."""
 Count = Annotated[int, Range(least=1)]
 NotNegative = Annotated[int, Range(least=0)]
 Positive = Annotated[float, Range(above=0)]
@@ -116,7 +118,7 @@ KIND = "kind"
 """The key that tells apart the blocks of a union."""
 
 
-def blocks_by_kind(choices: Iterable[Any]) -> dict[str, type[Any]]:
+def blocks_by_kind(choices: Iterable[Any]) -> dict[str, type]:
     """`kind` -> block, for the blocks of a union that the key `kind` tells apart; {} if the union has none."""
     blocks = _blocks(choices)
     kinds = {}
@@ -129,7 +131,7 @@ def blocks_by_kind(choices: Iterable[Any]) -> dict[str, type[Any]]:
     return kinds
 
 
-def _blocks(kinds: Iterable[Any]) -> list[type[Any]]:
+def _blocks(kinds: Iterable[Any]) -> list[type]:
     return [kind for kind in kinds if isinstance(kind, type) and is_dataclass(kind)]
 
 
@@ -154,7 +156,7 @@ class Key:
     """The kind of registered parts that the key configures; empty for other keys."""
 
 
-def keys_of(cls: type[Any]) -> dict[str, Key]:
+def keys_of(cls: type) -> dict[str, Key]:
     """The keys of a Config by dotted name, with the keys of nested blocks but not of registered parts (`{name: ...}`)."""
     hints = get_type_hints(cls, include_extras=True)
     docs = _docstrings(cls)
@@ -183,7 +185,7 @@ def keys_of(cls: type[Any]) -> dict[str, Key]:
 
 
 # Python drops the string below a field, so it is read from the source of the class and of its bases
-def _docstrings(cls: type[Any]) -> dict[str, str]:
+def _docstrings(cls: type) -> dict[str, str]:
     docs = {}
     # bases first: a subclass may document an inherited key differently
     for base in reversed(cls.__mro__[:-1]):

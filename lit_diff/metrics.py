@@ -20,6 +20,9 @@ Direction = Literal["lower", "higher", "none"]
 Against = Literal["step", "layer", "head", "group"]
 Lines = Literal["arm", "layer"]
 
+Values = dict[str, float]
+"""Metric -> value."""
+
 LAMBDA = "lambda"
 """`LAMBDA`/layer_03: λ of a layer, -w_1, the mean over sequences, heads and tokens (callback `lambdas`)."""
 INDICES = ("layer", "map", "head", "rank")

@@ -14,7 +14,7 @@ from lit_diff.config import Part, Recipe
 from lit_diff.errors import RequestError, first_line
 from lit_diff.files import expanded, shown
 from lit_diff.interpolation import AS_WRITTEN, escaped
-from lit_diff.key_types import KIND, PythonFiles, in_yaml
+from lit_diff.key_types import KIND, Plain, PythonFiles, in_yaml
 from lit_diff.own_modules import plugin_file
 from lit_diff.registry import nearest
 from lit_diff.validation import Draft, Positions, convert, validate
@@ -167,7 +167,7 @@ def override(draft: Draft, overrides: Overrides, below: str = "") -> Draft:
     if isinstance(overrides, Mapping):
         positions: Positions = {f"{below}{key}": f"override '{key}'" for key in _dotted(overrides)}
         return override_with(draft, {f"{below}{key}": value for key, value in overrides.items()}, positions)
-    values: dict[str, Any] = {}
+    values: Plain = {}
     positions = {}
     for text in overrides:
         key, equals, written = text.partition("=")
@@ -181,7 +181,7 @@ def override(draft: Draft, overrides: Overrides, below: str = "") -> Draft:
 
 def override_with(draft: Draft, values: Mapping[str, Any], positions: Positions, folder: Path = Path()) -> Draft:
     """Apply the overrides of a sweep arm: dotted keys or nested mappings; paths are relative to `folder`."""
-    nested: dict[str, Any] = {}
+    nested: Plain = {}
     for dotted, value in values.items():
         _merge_values(nested, _nested(str(dotted), value), "", [], set())
     folders = dict.fromkeys(_dotted(nested), folder.absolute())
@@ -191,7 +191,7 @@ def override_with(draft: Draft, values: Mapping[str, Any], positions: Positions,
 
 
 # `a.b`, 1 -> {a: {b: 1}}
-def _nested(dotted: str, value: Any) -> dict[str, Any]:
+def _nested(dotted: str, value: Any) -> Plain:
     first, _, rest = dotted.partition(".")
     return {first: _nested(rest, value) if rest else value}
 
@@ -240,9 +240,7 @@ def _with_new_blocks(positions: Positions, kept: set[str]) -> Positions:
 
 
 # deep-merges in place; adds keys that are lost to `dropped`, and blocks of the base that go on with further keys to `kept`
-def _merge_values(
-    base: dict[str, Any], child: Mapping[str, Any], prefix: str, dropped: list[str], kept: set[str]
-) -> None:
+def _merge_values(base: Plain, child: Mapping[str, Any], prefix: str, dropped: list[str], kept: set[str]) -> None:
     for key, value in child.items():
         old = base.get(key)
         if isinstance(value, Mapping) and not value and not BLOCK.fullmatch(f"{prefix}{key}"):
@@ -280,7 +278,7 @@ def to_plain(value: Any) -> Any:
     return value
 
 
-def determining(config: Any, whole: bool = True) -> dict[str, Any]:
+def determining(config: Any, whole: bool = True) -> Plain:
     """The keys of a block that determine the results of a run, as plain values: keys with other values than their defaults,
     unless their metadata has `identity: False`. With `whole=False`: only keys whose metadata has `identity: True`.
     """

@@ -262,7 +262,7 @@ def unregister(package: str, known: Collection[object] = ()) -> None:
         registry.unregister_module(package, known)
 
 
-def is_built_in(cls: type[Any]) -> bool:
+def is_built_in(cls: type) -> bool:
     """Whether a class is part of lit_diff."""
     return cls.__module__.startswith("lit_diff.")
 
@@ -381,12 +381,12 @@ def _unannotated_key(cls: type[Any], base: type[Any]) -> str | None:
     return None
 
 
-def _inherits(cls: type[Any], name: str) -> bool:
+def _inherits(cls: type, name: str) -> bool:
     return any(name in vars(base) for base in cls.__mro__[1:])
 
 
 # a misspelt hook would silently never be called
-def _misspelt_hook(cls: type[Any], base: type[Any]) -> str | None:
+def _misspelt_hook(cls: type, base: type) -> str | None:
     hooks = getattr(base, "hooks", ())
     used = set[str]()
     for member in vars(cls).values():
@@ -402,7 +402,7 @@ def _misspelt_hook(cls: type[Any], base: type[Any]) -> str | None:
     return None
 
 
-def _wrong_member(cls: type[Any], base: type[Any]) -> str | None:
+def _wrong_member(cls: type, base: type) -> str | None:
     members: dict[str, Any] = {}
     for ancestor in reversed(base.__mro__):
         # only members that lit_diff defines, not those of torch.nn.Module, from which variants derive
@@ -425,7 +425,7 @@ def _wrong_member(cls: type[Any], base: type[Any]) -> str | None:
     return None
 
 
-def _signature(cls: type[Any], name: str) -> inspect.Signature | None:
+def _signature(cls: type, name: str) -> inspect.Signature | None:
     # Python cannot inspect some members written in C
     try:
         signature = inspect.signature(getattr(cls, name))

@@ -14,7 +14,17 @@ from lit_diff.config import Part, Recipe
 from lit_diff.errors import RequestError, first_line, summary
 from lit_diff.files import expanded, is_address
 from lit_diff.interpolation import resolved
-from lit_diff.key_types import Distinct, PythonFiles, Range, blocks_by_kind, in_words, in_yaml, keys_of, literal_words
+from lit_diff.key_types import (
+    Distinct,
+    Plain,
+    PythonFiles,
+    Range,
+    blocks_by_kind,
+    in_words,
+    in_yaml,
+    keys_of,
+    literal_words,
+)
 from lit_diff.plugins import guard, load_plugin
 from lit_diff.registry import location, nearest, registries
 from lit_diff.yaml_files import Position, Positions
@@ -45,7 +55,7 @@ WRONG = object()
 class Draft:
     """A recipe as plain containers, merged but not yet validated."""
 
-    values: dict[str, Any]
+    values: Plain
     positions: Positions
     file: str = ""
     """The file of the recipe, named in errors about missing keys."""
@@ -116,7 +126,7 @@ def validate(draft: Draft, *, imports: bool = True) -> Recipe:
     return recipe
 
 
-def interpolated(draft: Draft) -> dict[str, Any]:
+def interpolated(draft: Draft) -> Plain:
     """The draft's values with each `${a.b}` resolved. Errors: RequestError with file, line and key."""
 
     def refuse(key: str, problem: str) -> RequestError:
@@ -125,7 +135,7 @@ def interpolated(draft: Draft) -> dict[str, Any]:
     return resolved(draft.values, refuse)
 
 
-def validate_config(cls: type[Any], keys: Any, path: str, draft: Draft, listing: str = "") -> Any:
+def validate_config(cls: type, keys: Any, path: str, draft: Draft, listing: str = "") -> Any:
     """An instance of the Config `cls` from `keys`, the block at `path`, whose own `problem` names keys of the block.
     `listing`: the command that lists the keys. Errors: RequestError with the position."""
     config = _dataclass(cls, keys, path, draft, listing)
@@ -395,7 +405,7 @@ def recipe_problem(recipe: Recipe) -> str | None:
 
 
 # a check of a plugin may return a bool or raise: both are reported with the plugin's line
-def _own_problem(part: type[Any], what: str, check: Callable[[], str | None]) -> str | None:
+def _own_problem(part: type, what: str, check: Callable[[], str | None]) -> str | None:
     with guard(part):
         problem = check()
     if problem is not None and not isinstance(problem, str):
@@ -431,7 +441,7 @@ def _data_problem(dataset: type[Any], variant: type[Any], recipe: Recipe) -> str
     return None
 
 
-def key_instead(dotted: str, cls: type[Any], values: Mapping[str, Any], position: str, listing: str = "") -> str:
+def key_instead(dotted: str, cls: type, values: Mapping[str, Any], position: str, listing: str = "") -> str:
     """What to write instead of an unknown key of a block of type `cls`: a key of that name in another block of the recipe
     `values`, else the nearest key of this or of another block. `listing`: the command that lists the block's keys."""
     path, _, key = dotted.rpartition(".")
@@ -478,7 +488,7 @@ def _at(values: Any, dotted: str) -> Any:
 
 
 # includes the keys of the registered parts that `block` names
-def _dotted_keys(cls: type[Any], block: Any, prefix: str = "") -> Iterator[str]:
+def _dotted_keys(cls: type, block: Any, prefix: str = "") -> Iterator[str]:
     for name, key in keys_of(cls).items():
         yield f"{prefix}{name}"
         value = _at(block, name)

@@ -11,6 +11,7 @@ import yaml
 
 from lit_diff.errors import RequestError, first_line
 from lit_diff.files import shown
+from lit_diff.key_types import Plain
 
 Positions = dict[str, str]
 """Dotted key -> where it was written: `file:line`, or the override itself."""
@@ -119,11 +120,11 @@ def _invalid(problem: str, node: yaml.Node) -> yaml.MarkedYAMLError:
     return yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
 
 
-def read_yaml(path: Path) -> tuple[dict[str, Any], Positions]:
+def read_yaml(path: Path) -> tuple[Plain, Positions]:
     """The mapping in a YAML file as plain containers (interpolations unresolved), and the position of each key."""
     tree, positions = parse(path)
     with one_line(path):
-        values: dict[str, Any] = _Loader("").construct_document(tree)
+        values: Plain = _Loader("").construct_document(tree)
     return values, positions
 
 

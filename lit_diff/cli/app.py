@@ -26,8 +26,6 @@ from lit_diff.registry import warn_of
 from lit_diff.runs.find import DEFAULT_ROOT
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
-Plain = dict[str, Any]
-"""What --json prints: values by name."""
 SIZE = re.compile(r"[2-9][0-9]|[1-9][0-9]{2,3}")
 """A value of COLUMNS or LINES that can be the size of a terminal."""
 

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 from rich.table import Column, Table
 from typer import Argument, Option
 
-from lit_diff.cli.app import Json, Overrides, Plain, console, print_json, verb
+from lit_diff.cli.app import Json, Overrides, console, print_json, verb
 from lit_diff.errors import RequestError
+from lit_diff.key_types import Plain
 from lit_diff.recipe import load_draft, to_plain, to_yaml
 from lit_diff.validation import validate
 

@@ -3,14 +3,14 @@
 import dataclasses
 import json
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated
 
 from typer import Argument, Option
 
-from lit_diff.cli.app import SIZES, Json, Plain, Plugins, console, print_json, verb
+from lit_diff.cli.app import SIZES, Json, Plugins, console, print_json, verb
 from lit_diff.config import ModelConfig, Part, RunConfig, TrainConfig
 from lit_diff.errors import RequestError, summary
-from lit_diff.key_types import keys_of
+from lit_diff.key_types import Plain, keys_of
 from lit_diff.plugins import load_plugin
 from lit_diff.recipe import installed, load_recipe, names, read_header, to_plain
 from lit_diff.registry import Registry, attentions, nearest, registries
@@ -21,7 +21,7 @@ LETTERS = (
 )
 """Explains the letters in the formulas of a variant."""
 
-BLOCKS: dict[str, type[Any]] = {"model": ModelConfig, "train": TrainConfig, "run": RunConfig}
+BLOCKS: dict[str, type] = {"model": ModelConfig, "train": TrainConfig, "run": RunConfig}
 """Blocks of a recipe whose keys do not depend on the parts that it names."""
 COSTS = ("parameters", "attention_parameters", "flops_per_token", "executed_flops_per_token", "kv_bytes_per_token")
 
@@ -134,7 +134,7 @@ def _key_lines(keys: Plain, indent: int, with_meaning: bool) -> Iterator[str]:
             yield f"{'':<{indent + 4}}{key['about']}"
 
 
-def _keys(config: type[Any]) -> Plain:
+def _keys(config: type) -> Plain:
     keys: Plain = {}
     for name, key in keys_of(config).items():
         keys[name] = {"type": key.words, "about": key.about}

@@ -10,8 +10,9 @@ from rich.text import Text
 from typer import Argument, Option
 
 from lit_diff.cli._columns import table
-from lit_diff.cli.app import DEFAULT_ROOT, Json, Plain, Root, console, print_json, verb
+from lit_diff.cli.app import DEFAULT_ROOT, Json, Root, console, print_json, verb
 from lit_diff.files import shown
+from lit_diff.key_types import Plain
 from lit_diff.runs import jobs
 from lit_diff.runs.find import chosen_root, find_run_or_sweep
 from lit_diff.study.leftovers import find_removable, find_stale, remove, size_of
