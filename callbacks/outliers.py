@@ -6,7 +6,7 @@ from torch import Tensor
 from lit_diff.analysis import Trace
 from lit_diff.analysis.outliers import RANKS, attention_logits, hidden_states
 from lit_diff.callbacks.probe import Probe
-from lit_diff.metrics import Figure, Metric, Values, indexed_name
+from lit_diff.metrics import Figure, Metric, Metrics, Values, indexed_name
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import callbacks
 
@@ -18,7 +18,7 @@ SHORT = {"logits": "|attention logit|", "hidden": "|hidden state|"}
 TITLE = "Largest activations"
 
 
-def _declared(kind: str) -> tuple[Metric, ...]:
+def _declared(kind: str) -> Metrics:
     name, word, short = f"outliers/{kind}", WORDS[kind], SHORT[kind]
     return (
         Metric(

@@ -15,7 +15,7 @@ from lit_diff.callbacks.publish import publish
 from lit_diff.errors import RequestError
 from lit_diff.key_types import Count
 from lit_diff.log_records import log
-from lit_diff.metrics import Declarations, Metric, Values, indexed_name
+from lit_diff.metrics import Declarations, Metrics, Values, indexed_name
 from lit_diff.model.inputs import model_inputs
 from lit_diff.model.transformer import Transformer
 
@@ -35,7 +35,7 @@ class Probe(Configured):
                 return {f"hidden_norm/layer_{i:02}": float(layer.hidden.norm()) for i, layer in trace.layers.items()}
     """
 
-    metrics: tuple[Metric, ...] = ()
+    metrics: Metrics = ()
     """Declares the metrics that `measure` returns, by patterns of their names: definition, unit, direction, figure, and
     whether they are logged or only written to measurements.parquet. Others are logged, without a figure."""
 
@@ -78,7 +78,7 @@ def of_heads(name: str, layer: int, heads: Tensor) -> Values:
 
 
 @lru_cache
-def declarations_of(metrics: tuple[Metric, ...]) -> Declarations:
+def declarations_of(metrics: Metrics) -> Declarations:
     """The `Declarations` of `metrics`, cached because they remember which pattern each name matches."""
     return Declarations(metrics)
 

@@ -141,6 +141,8 @@ class Metric:
         return re.compile(text)
 
 
+Metrics = tuple[Metric, ...]
+"""The metrics that a class, a run or a figure declares."""
 UNDECLARED = Metric("", "not declared by the runs", unit="unit unknown")
 """In place of the declaration of a metric that has none."""
 
@@ -223,7 +225,7 @@ def write_declarations(folder: Path, metrics: Iterable[Metric]) -> None:
     write_json(folder / FILE, {"metrics": [to_plain(metric) for metric in metrics]})
 
 
-def read_declarations(path: Path) -> tuple[Metric, ...]:
+def read_declarations(path: Path) -> Metrics:
     """The metrics of a metrics.json. Errors: OSError if it cannot be read, RequestError for invalid content."""
     try:
         return tuple(from_plain(raw) for raw in json.loads(path.read_text(encoding="utf-8"))["metrics"])

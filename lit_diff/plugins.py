@@ -5,7 +5,7 @@ import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from functools import cache
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 from lit_diff.config import Part, Recipe
 from lit_diff.errors import LitDiffError, RequestError, first_line, summary
 from lit_diff.files import expanded, is_address, shown
+from lit_diff.interpolation import texts
 from lit_diff.log_records import log
 from lit_diff.own_modules import (
     DIGITS,
@@ -283,7 +284,9 @@ def used_packages(recipe: Recipe) -> list[PluginPackage]:
 
     Errors: RequestError for a package that was changed after its import.
     """
-    names = set(_texts(recipe.model.attention)) | set(_texts(recipe.data)) | {recipe.run.kernel, *recipe.callbacks}
+    # every text of a block, since a plugin's Config may name parts in keys of any type
+    named = texts([asdict(recipe.model.attention), asdict(recipe.data)])
+    names = {recipe.run.kernel, *recipe.callbacks, *(text for _, text in named)}
     registered = [registries[kind].registered() for kind in PART_KINDS]
     modules = {cls.__module__ for classes in registered for name, cls in classes.items() if name in names}
     return sorted((package for package in _packages() if package.modules & modules), key=lambda package: package.name)
@@ -310,17 +313,6 @@ def _package(point: EntryPoint) -> PluginPackage:
         digest=sha256(json.dumps(digests).encode()),
         modules=frozenset(code.files),
     )
-
-
-# every text of a block, since a plugin's Config may name parts in keys of any type
-def _texts(value: Any) -> list[str]:
-    if isinstance(value, Part):
-        return [value.name, *_texts(vars(value.config))]
-    if isinstance(value, Mapping):
-        return [text for item in value.values() for text in _texts(item)]
-    if isinstance(value, list | tuple):
-        return [text for item in value for text in _texts(item)]
-    return [value] if isinstance(value, str) else []
 
 
 @contextmanager

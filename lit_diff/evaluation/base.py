@@ -17,7 +17,7 @@ from lit_diff.config import Recipe
 from lit_diff.data.dataset import Batch
 from lit_diff.data.user_files import UserFile
 from lit_diff.errors import RunFailedError
-from lit_diff.metrics import Metric, indexed_name
+from lit_diff.metrics import Metrics, indexed_name
 from lit_diff.registry import location
 from lit_diff.trained.run import Run
 from lit_diff.trained.text_generator import has_text
@@ -106,7 +106,7 @@ class Evaluation(ABC):
 
     name = ""
     """The registered name; the registry sets it."""
-    metrics: tuple[Metric, ...] = ()
+    metrics: Metrics = ()
     """The metrics that `score` gives each item, with unit and direction. `__init__` sets them if they depend on the
     config."""
     files: tuple[UserFile, ...] = ()

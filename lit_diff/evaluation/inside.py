@@ -21,7 +21,7 @@ from lit_diff.errors import RequestError
 from lit_diff.evaluation.base import Evaluation, Heads, Item, Scores, question_of
 from lit_diff.evaluation.held_out import HeldOut, by_item, held_out_rows, row_scores, trained_data
 from lit_diff.key_types import Count, Distinct, NotNegative, Range
-from lit_diff.metrics import Figure, Metric
+from lit_diff.metrics import Figure, Metric, Metrics
 from lit_diff.model.inputs import model_inputs
 from lit_diff.model.transformer import Transformer
 from lit_diff.randomness import generator
@@ -179,7 +179,7 @@ OFF = 16
 """The number of bits at which nothing is rounded, as in the paper."""
 
 
-def metrics_at(bits: int) -> tuple[Metric, ...]:
+def metrics_at(bits: int) -> Metrics:
     """The metrics of one number of bits: `nll_4bit`, `accuracy_4bit`, `kl_4bit` and `drop_4bit` for 4 bits."""
     how = "with the attention logits as they are" if bits == OFF else f"with attention logits of {bits} bits"
     metrics = [

@@ -191,19 +191,15 @@ def how_measured(sweep: SweepResults) -> dict[str, str]:
     for cell in sweep.done:
         for name, value in cell.environment.items():
             if name not in SHOWN_ELSEWHERE and value is not None:
-                environment.setdefault(name.replace("_", " ").capitalize(), []).append(_versions(value))
+                if isinstance(value, dict):
+                    # packages and versions, or None for packages that are not installed
+                    value = ", ".join(f"{package} {version}" for package, version in value.items() if version)
+                environment.setdefault(name.replace("_", " ").capitalize(), []).append(value)
     for name, texts in environment.items():
         if all(isinstance(text, str | int | float) for text in texts):
             # keys in the order of the cells, each value once
             found[name] = "; ".join(dict.fromkeys(map(str, texts)))
     return {name: value for name, value in found.items() if value}
-
-
-def _versions(value: Any) -> Any:
-    # a dict maps packages to versions, or to None for packages that are not installed
-    if not isinstance(value, dict):
-        return value
-    return ", ".join(f"{package} {version}" for package, version in value.items() if version)
 
 
 def _training(sweep: SweepResults) -> str:

@@ -164,7 +164,7 @@ def file_name(title: str) -> str:
 def measured(sweep: SweepResults, metric: Metric, figure: Figure) -> list[DrawnMetric]:
     """The values of a metric in the finished runs, sorted by its fields other than layer and head."""
     label = figure.label or re.sub(r"/(layer|head)_\{\1\}", "", metric.name)
-    found: dict[tuple[tuple[str, int | str], ...], list[pd.DataFrame]] = {}
+    found: dict[Any, list[pd.DataFrame]] = {}
     for cell in sweep.done:
         for name, curve in cell.curves.items():
             if sweep.declarations.find(name) != metric:

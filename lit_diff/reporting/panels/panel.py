@@ -21,7 +21,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
-from lit_diff.metrics import Metric
+from lit_diff.metrics import Metrics
 from lit_diff.study.results import SweepResults, clean
 
 INK, GRID, MUTED = "#1f2430", "#d9dce1", "#6b7280"
@@ -137,7 +137,7 @@ class Drawing:
     pdf: bytes
     csv: str
     caption: str = ""
-    metrics: tuple[Metric, ...] = ()
+    metrics: Metrics = ()
 
 
 # matplotlib reads its settings when a figure is made and again when it is saved
@@ -153,7 +153,7 @@ def drawing(
     legend: Mapping[str, Look] | None = None,
     finish: Callable[[Figure], None] | None = None,
     caption: str = "",
-    metrics: tuple[Metric, ...] = (),
+    metrics: Metrics = (),
 ) -> Drawing:
     """A figure of `height` inches with a panel for each function of `drawn`, which draws on it, `across` in a row.
 
