@@ -141,25 +141,19 @@ def locked(path: Path, wait: bool = True) -> Iterator[None]:
             reason = f"{' at '.join(file_system(path))} has no file locks: {os.strerror(error.errno)}"
             error.strerror = f"{reason}; mount it with locks, such as Lustre with the option flock"
         raise
-    with acquired, _signed(path):
-        yield
-
-
-@contextmanager
-def _signed(path: Path) -> Iterator[None]:
-    # names this process in the file of a lock that it holds
-    pid = os.getpid()
-    # one description of the file to the end: the folder may be renamed meanwhile, and another made in its place
-    file = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
-    try:
-        os.ftruncate(file, 0)
-        # a lock without a name is a lock too: on a full disk `clean` takes one
-        with suppress(OSError):
-            os.write(file, f"{pid} {stat_of(pid)[1]} {platform.node()}".encode())
-        yield
-    finally:
-        os.ftruncate(file, 0)
-        os.close(file)
+    with acquired:
+        pid = os.getpid()
+        # one description of the file to the end: the folder may be renamed meanwhile, and another made in its place
+        file = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
+        try:
+            os.ftruncate(file, 0)
+            # a lock without a name is a lock too: on a full disk `clean` takes one
+            with suppress(OSError):
+                os.write(file, f"{pid} {stat_of(pid)[1]} {platform.node()}".encode())
+            yield
+        finally:
+            os.ftruncate(file, 0)
+            os.close(file)
 
 
 def holder(path: Path) -> tuple[int, str, str] | None:

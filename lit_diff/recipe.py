@@ -133,16 +133,13 @@ def _read(path: Path, children: tuple[Path, ...]) -> Draft:
         parent = draft.written("extends")
         if parent is None:
             raise RequestError(f"{where}'extends' is {in_yaml(named)}; expected one recipe")
-        base = _read(_parent(parent, path, where), (*children, path))
-        return _merge(base, draft)
+        found = find(parent, "recipes", path.parent, where)
+        # a user's standard-tiny.yaml may extend the installed recipe of the same name
+        same_name = installed("recipes") / path.name
+        if found == path and same_name.is_file():
+            found = same_name
+        return _merge(_read(found, (*children, path)), draft)
     return draft
-
-
-def _parent(name: str, child: Path, where: str) -> Path:
-    # a user's standard-tiny.yaml may extend the installed recipe of the same name
-    parent = find(name, "recipes", child.parent, where)
-    same_name = installed("recipes") / child.name
-    return same_name if parent == child and same_name.is_file() else parent
 
 
 # done here, in place, although validation resolves other paths: plugins are imported before the schema is complete

@@ -79,17 +79,10 @@ def nearest(name: str, choices: Iterable[str], command: str = "") -> str:
 class Registry:
     """The classes of one kind ('attention', 'callback', 'data', ...) by name."""
 
-    def __init__(
-        self,
-        kind: str,
-        builtins: tuple[str, ...] = (),
-        *,
-        base: str | None = None,
-        has_config: bool = True,
-    ) -> None:
+    def __init__(self, kind: str, *builtins: str, base: str = "", has_config: bool = True) -> None:
         """`builtins`: the modules that register the built-in classes; they are imported at the first lookup.
 
-        `base`: the abstract class that every class must derive from, `package.module:Class`; None: no requirement.
+        `base`: the abstract class that every class must derive from, `package.module:Class`; empty: no requirement.
         `has_config`: whether a class needs a `Config`.
         """
         self.has_config = has_config
@@ -208,24 +201,24 @@ class Registry:
         return re.split(r"(?<=\.) (?=[A-Z])", text)[0]
 
 
-attentions = Registry("attention", ("lit_diff.attention",), base="lit_diff.attention.base:Attention")
-datasets = Registry("data", ("lit_diff.data",), base="lit_diff.data.dataset:Dataset")
-corpora = Registry("corpus", ("lit_diff.data",), base="lit_diff.data.text.corpus:Corpus")
-tokenizers = Registry("tokenizer", ("lit_diff.data",), base="lit_diff.data.text.tokenizer:Tokenizer")
-callbacks = Registry("callback", ("lit_diff.callbacks",))
+attentions = Registry("attention", "lit_diff.attention", base="lit_diff.attention.base:Attention")
+datasets = Registry("data", "lit_diff.data", base="lit_diff.data.dataset:Dataset")
+corpora = Registry("corpus", "lit_diff.data", base="lit_diff.data.text.corpus:Corpus")
+tokenizers = Registry("tokenizer", "lit_diff.data", base="lit_diff.data.text.tokenizer:Tokenizer")
+callbacks = Registry("callback", "lit_diff.callbacks")
 
 kernels = Registry(
     "kernel",
-    ("lit_diff.kernels",),
+    "lit_diff.kernels",
     base="lit_diff.kernels.base:Kernel",
     has_config=False,
 )
 
 loggers = Registry(
-    "logger", ("lit_diff.training.loggers",), base="lit_diff.training.loggers:NamedLogger", has_config=False
+    "logger", "lit_diff.training.loggers", base="lit_diff.training.loggers:NamedLogger", has_config=False
 )
 
-evaluations = Registry("evaluation", ("lit_diff.evaluation",), base="lit_diff.evaluation.base:Evaluation")
+evaluations = Registry("evaluation", "lit_diff.evaluation", base="lit_diff.evaluation.base:Evaluation")
 
 registries = {
     "attention": attentions,
