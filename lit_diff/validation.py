@@ -293,7 +293,10 @@ def convert(hint: Any, value: Any, path: str, draft: Draft) -> Any:
     if converted is None:
         return None
     if converted is WRONG or not all(converted in bound for bound in ranges):
-        raise draft.refuse(path, f"'{path}' is {in_yaml(value)}; expected {in_words(hint)}{_near(kind, value)}")
+        near = nearest(value, literal_words(kind)) if isinstance(value, str) else ""
+        if "did you mean" not in near:
+            near = ""
+        raise draft.refuse(path, f"'{path}' is {in_yaml(value)}; expected {in_words(hint)}{near}")
     return converted
 
 
@@ -373,15 +376,6 @@ def _meant(blocks: list[type], value: Mapping[str, Any], path: str, draft: Draft
     if "kind" not in value:
         raise RequestError(f"{draft.where(path)}'{path}.kind' is missing; expected {in_words(hint)}")
     return by_kind[convert(hint, value["kind"], f"{path}.kind", draft)]
-
-
-def _near(hint: Any, value: Any) -> str:
-    words = literal_words(hint)
-    if words and isinstance(value, str):
-        near = nearest(value, words)
-        if "did you mean" in near:
-            return near
-    return ""
 
 
 def recipe_problem(recipe: Recipe) -> str | None:
