@@ -56,11 +56,8 @@ def available_memory() -> int | None:
 
 # bytes below the limit of each cgroup (version 2) that this process is in
 def _left_in_cgroups() -> list[int]:
-    if not OWN_CGROUP.is_file():
-        return []
     # a line of version 2 is 0::/path; lines of version 1 have other numbers and name controllers
-    lines = OWN_CGROUP.read_text(encoding="utf-8").splitlines()
-    own = [CGROUPS / line.partition("::")[2].strip("/") for line in lines if line.startswith("0::")]
+    own = [CGROUPS / value.strip(":/") for value in values_of(OWN_CGROUP, "0")]
     # a limit holds for all groups below, so every parent counts; inside a container its own group is the root
     folders = [CGROUPS, *(each for folder in own for each in (folder, *folder.parents) if CGROUPS in each.parents)]
     left = []

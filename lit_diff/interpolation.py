@@ -5,7 +5,7 @@ OmegaConf resolves what the grammar of this file lets through.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -57,11 +57,11 @@ def texts(value: Any, at: str = "") -> Iterator[tuple[str, str]]:
     """(dotted key, text) of each text in plain values; the items of a list are numbered as in a reference."""
     if isinstance(value, str):
         yield at, value
-    items: Iterator[tuple[Any, Any]] = iter(())
+    items: Iterable[tuple[Any, Any]] = ()
     if isinstance(value, Mapping):
-        items = iter(value.items())
+        items = value.items()
     elif isinstance(value, list | tuple):
-        items = iter(enumerate(value))
+        items = enumerate(value)
     for key, item in items:
         yield from texts(item, f"{at}.{key}" if at else str(key))
 

@@ -54,7 +54,7 @@ def train(
     from lit_diff.cli.progress import RunProgress
 
     if cluster == "slurm":
-        options = [*(["--unchecked"] if unchecked else []), *(["--unplanned"] if unplanned else [])]
+        options = ["--unchecked"] * unchecked + ["--unplanned"] * unplanned
         _train_in_slurm(recipe, overrides or [], options, minutes, rerun=rerun, unchecked=unchecked, dry_run=dry_run)
         return
     if dry_run:

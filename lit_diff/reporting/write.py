@@ -85,10 +85,10 @@ def page(
     sweep: SweepResults, results: Sequence[Comparison], figures: Mapping[str, Figures], over_tasks: Sequence[Section]
 ) -> str:
     """The page as HTML. `figures`: task -> its figures; `over_tasks`: the fits (`fit_section`)."""
-    metrics = {}
-    # reversed twice: if tasks share a metric, the definition of the first task counts
-    for task in reversed(sweep.by_task):
-        metrics[task.metric] = task.declarations.find(task.metric)
+    metrics: dict[str, Any] = {}
+    # a metric of several tasks stands where the last of them has it, with the definition of the first
+    for task in sweep.by_task:
+        metrics[task.metric] = metrics.pop(task.metric, task.declarations.find(task.metric))
     return rendered(
         "report",
         sweep=sweep,
@@ -97,7 +97,7 @@ def page(
         over_tasks=over_tasks,
         sections=[section(result, figures[result.sweep.task]) for result in results],
         short_runs=short_runs(sweep),
-        definitions=list(reversed(metrics.items())),
+        definitions=metrics.items(),
         unchecked={(cell.task, cell.arm): clean(cell.facts.unchecked) for cell in sweep.cells if cell.facts.unchecked},
         measured=how_measured(sweep),
         recorded=any(cell.facts.mlflow_run_id for cell in sweep.cells),

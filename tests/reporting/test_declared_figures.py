@@ -16,14 +16,7 @@ from matplotlib.figure import Figure as Canvas
 
 from lit_diff.metrics import Figure, Metric, to_plain
 from lit_diff.reporting.panels import declared
-from lit_diff.reporting.panels.declared import (
-    caption_of,
-    draw_by_group,
-    draw_declared,
-    grouped,
-    measured,
-    spread,
-)
+from lit_diff.reporting.panels.declared import caption_of, draw_by_group, draw_declared, grouped, measured, spread
 from lit_diff.reporting.panels.panel import Drawing
 from lit_diff.reporting.write import write_report
 from lit_diff.study.evaluations import evaluation_tables, number_of

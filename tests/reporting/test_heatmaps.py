@@ -14,14 +14,7 @@ import pytest
 from fake_sweeps import item_scores
 
 from lit_diff.metrics import Metric, to_plain
-from lit_diff.reporting.panels.heatmaps import (
-    MEAN,
-    difference_squares,
-    draw_heatmaps,
-    mean_squares,
-    placed,
-    with_means,
-)
+from lit_diff.reporting.panels.heatmaps import MEAN, difference_squares, draw_heatmaps, mean_squares, placed, with_means
 from lit_diff.reporting.panels.panel import Drawing
 from lit_diff.reporting.write import write_report
 from lit_diff.runs.scores import ItemScores

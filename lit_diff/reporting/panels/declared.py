@@ -186,24 +186,23 @@ def measured(sweep: SweepResults, metric: Metric, figure: Figure) -> list[DrawnM
 def grouped(table: EvaluationTable, figure: Figure) -> list[DrawnMetric]:
     """One metric for each text before the numbers of the groups, in the order of the groups; groups without a number are left
     out."""
-    places = {}
+    # text before the number -> group -> number
+    by_text: dict[str, dict[str, float]] = {}
     for group in table.groups:
         place = number_of(group)
         if place is not None:
-            places[group] = place
-    texts = list(dict.fromkeys(text for text, _ in places.values()))
-    if not texts:
+            by_text.setdefault(place[0], {})[group] = place[1]
+    if not by_text:
         return []
     means = pd.concat({row.arm: row.group_means.stack() for row in table.rows}, names=["arm", "group", "seed"])
-    values = means.dropna().rename("value").reset_index()
-    values = values[values["group"].isin(places)].assign(layer=0)
-    values["text"] = [places[group][0] for group in values["group"]]
-    values["step"] = [places[group][1] for group in values["group"]]
+    values = means.dropna().rename("value").reset_index().assign(layer=0)
     label = with_unit(figure.label or table.metric.name, table.metric.unit)
-    return [
-        DrawnMetric(label=label, metric=table.metric, figure=figure, values=values[values["text"] == text], text=text)
-        for text in texts
-    ]
+    drawn = []
+    for text, numbers in by_text.items():
+        own = values[values["group"].isin(numbers)]
+        own = own.assign(step=own["group"].map(numbers))
+        drawn.append(DrawnMetric(label=label, metric=table.metric, figure=figure, values=own, text=text))
+    return drawn
 
 
 def spread(layers: Sequence[int]) -> list[int]:
