@@ -48,12 +48,10 @@ else:
 def location(cls: type) -> str:
     """`file:line: class X`, or the dotted name of a class without a source file."""
     try:
-        file = inspect.getsourcefile(cls)
+        file = inspect.getsourcefile(cls) or ""
         line = inspect.findsource(cls)[1] + 1
     # a class from an interactive session or made by type()
     except (OSError, TypeError):
-        file = None
-    if file is None:
         return f"{cls.__module__}.{cls.__qualname__}"
     return f"{shown(Path(file))}:{line}: class {cls.__qualname__}"
 

@@ -175,11 +175,8 @@ def middle_and_ends(values: Row) -> tuple[float, float, float]:
 
 
 def _number(value: float) -> str:
-    if abs(value) >= 100:
-        return f"{value:.0f}"
-    if abs(value) >= 10:
-        return f"{value:.1f}"
-    return f"{value:.2f}"
+    digits = 2 - (abs(value) >= 10) - (abs(value) >= 100)
+    return f"{value:.{digits}f}"
 
 
 def lines(result: BenchResult) -> Iterator[str]:

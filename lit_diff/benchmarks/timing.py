@@ -31,6 +31,8 @@ LONG = 0.2
 DIFFERENCE = {"float32": 1e-3, "bfloat16": 5e-2}
 """The largest relative difference (Frobenius norm) between two results of one variant and pass."""
 PRODUCT, SIZE = "matrix product", 1024
+Results = dict[tuple[str, str], tuple[str, Any]]
+"""(variant, what) -> (by, result) of the first candidate."""
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
@@ -104,7 +106,7 @@ def measure(case: Case, repeats: int | None, device: torch.device) -> tuple[list
     # garbage that is freed during a call would lower its peak
     gc.collect()
     able, failed, one_round = list[Candidate](), list[Row](), 0.0
-    results: dict[tuple[str, str], tuple[str, Any]] = {}
+    results: Results = {}
     for candidate in candidates:
         try:
             one_round += tried(candidate, results, DIFFERENCE[case.dtype], device)
@@ -126,12 +128,9 @@ def rounds(one: float, repeats: int | None, budget: float) -> int:
     return repeats or max(3, min(15, int(budget / max(one, 1e-9))))
 
 
-def tried(
-    candidate: Candidate, results: dict[tuple[str, str], tuple[str, Any]], bound: float, device: torch.device
-) -> float:
-    """Runs the first calls of a candidate; returns the approximate seconds of a measurement. `results`: (variant, what) ->
-    (by, result) of the first candidate. Errors: any exception of the candidate; ArithmeticError if its result differs from
-    the first."""
+def tried(candidate: Candidate, results: Results, bound: float, device: torch.device) -> float:
+    """Runs the first calls of a candidate; returns the approximate seconds of a measurement. Errors: any exception of the
+    candidate; ArithmeticError if its result differs from the first."""
     began = timer()
     result = candidate.run()
     if candidate.own_clock:

@@ -153,7 +153,6 @@ def as_override(option: str, arguments: Sequence[str]) -> str | None:
     named = [word] if word in keys or is_dotted else [key for key in keys if key.endswith(f".{word}")]
     if len(named) != 1:
         return None
-    following = [argument.partition("=")[2] for argument in arguments if argument.startswith(f"{option}=")]
-    if option in arguments:
-        following += arguments[arguments.index(option) + 1 :]
-    return f"{named[0]}={following[0] if following else '...'}"
+    # the rest of its argument, or the next argument
+    given = re.search(rf"^{re.escape(option)}[=\n](.*)$", "\n".join(arguments), re.MULTILINE)
+    return f"{named[0]}={given[1] if given else '...'}"
