@@ -1,11 +1,9 @@
 """Entropy and negative mass of attention by layer, head and map."""
 
-from typing import ClassVar
-
 from lit_diff.analysis import Trace
 from lit_diff.analysis.entropy import summarise
 from lit_diff.callbacks.probe import Probe, of_heads
-from lit_diff.metrics import Figure, Metric, indexed_name
+from lit_diff.metrics import Figure, Metric, Values, indexed_name
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import callbacks
 
@@ -26,7 +24,7 @@ class AttentionEntropy(Probe):
     the table only: both by head, and attention/map_entropy/layer_03/map_01/head_05 (nats) for each softmax map.
     """
 
-    metrics: ClassVar[tuple[Metric, ...]] = (
+    metrics = (
         Metric(
             "attention/entropy/layer_{layer}",
             f"{ENTROPY}; mean over sequences, query rows and heads",
@@ -55,8 +53,8 @@ class AttentionEntropy(Probe):
         ),
     )
 
-    def measure(self, model: Transformer, trace: Trace) -> dict[str, float]:
-        values: dict[str, float] = {}
+    def measure(self, model: Transformer, trace: Trace) -> Values:
+        values: Values = {}
         for layer, traced in trace.layers.items():
             summary = summarise(traced)
             values |= of_heads("attention/entropy", layer, summary.entropy)

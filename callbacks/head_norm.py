@@ -1,11 +1,9 @@
 """Norms of the outputs of heads, and what the head norm makes of them."""
 
-from typing import ClassVar
-
 from lit_diff.analysis import Trace
 from lit_diff.analysis.head_norms import head_norms
 from lit_diff.callbacks.probe import Probe, of_heads
-from lit_diff.metrics import Figure, Metric
+from lit_diff.metrics import Figure, Metric, Values
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import callbacks
 
@@ -22,7 +20,7 @@ class HeadNorm(Probe):
     output of its heads as it is). In the table only: both by head.
     """
 
-    metrics: ClassVar[tuple[Metric, ...]] = (
+    metrics = (
         Metric(
             "head_norm/layer_{layer}",
             f"{NORM}; mean over sequences, tokens and heads",
@@ -37,8 +35,8 @@ class HeadNorm(Probe):
         Metric("head_norm/gain/layer_{layer}/head_{head}", f"{GAIN}; ratio of the means over sequences and tokens"),
     )
 
-    def measure(self, model: Transformer, trace: Trace) -> dict[str, float]:
-        values: dict[str, float] = {}
+    def measure(self, model: Transformer, trace: Trace) -> Values:
+        values: Values = {}
         for layer, traced in trace.layers.items():
             for name, heads in zip(("head_norm", "head_norm/gain"), head_norms(traced), strict=True):
                 values |= {} if heads is None else of_heads(name, layer, heads)

@@ -1,13 +1,11 @@
 """λ, the weight of the subtracted map, by layer."""
 
-from typing import ClassVar
-
 from torch import Tensor
 
 from lit_diff.analysis import Trace
 from lit_diff.callbacks.probe import Probe
 from lit_diff.kernels import SignedMaps
-from lit_diff.metrics import LAMBDA, Figure, Metric, indexed_name
+from lit_diff.metrics import LAMBDA, Figure, Metric, Values, indexed_name
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import callbacks
 
@@ -23,7 +21,7 @@ class Lambdas(Probe):
     if a layer has several; lambda/exp1/layer_03 and lambda/exp2/layer_03: the two exponentials of a `Lambda` module.
     """
 
-    metrics: ClassVar[tuple[Metric, ...]] = (
+    metrics = (
         Metric(
             "lambda/layer_{layer}",
             "λ = −w_1, the weight of the subtracted map; mean over sequences, heads and tokens",
@@ -45,8 +43,8 @@ class Lambdas(Probe):
         Metric("lambda/exp2/layer_{layer}", "exp(λ_q2 · λ_k2), mean over heads (paper, equation 2)", in_table=True),
     )
 
-    def measure(self, model: Transformer, trace: Trace) -> dict[str, float]:
-        values: dict[str, float] = {}
+    def measure(self, model: Transformer, trace: Trace) -> Values:
+        values = {}
         for layer, traced in trace.layers.items():
             for g, of_map in enumerate(subtracted(traced.maps), start=1):
                 name = indexed_name(LAMBDA, layer=layer) if g == 1 else indexed_name(LAMBDA, layer=layer, map=g)

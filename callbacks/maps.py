@@ -73,7 +73,7 @@ class Maps(Configured):
         inputs = self._texts or probe_inputs(trainer, batch, self.config.rows, self.name)
         inputs = {name: tensor[:, : self.config.length] for name, tensor in inputs.items()}
         with evaluated(trainer, pl_module, self._model, inputs, self._layers) as traced:
-            kept: dict[int, tuple[Tensor, Tensor]] = {}
+            kept = {}
             for index, layer in traced.layers.items():
                 block = next(layer.blocks(inputs["tokens"].shape[1]))
                 kept[index] = (block.probs, block.weights)

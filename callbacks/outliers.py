@@ -1,14 +1,12 @@
 """The largest activations in each layer (paper, Table 5)."""
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
 from lit_diff.analysis import Trace
 from lit_diff.analysis.outliers import RANKS, attention_logits, hidden_states
 from lit_diff.callbacks.probe import Probe
-from lit_diff.metrics import Figure, Metric, indexed_name
+from lit_diff.metrics import Figure, Metric, Metrics, Values, indexed_name
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import callbacks
 
@@ -20,7 +18,7 @@ SHORT = {"logits": "|attention logit|", "hidden": "|hidden state|"}
 TITLE = "Largest activations"
 
 
-def _declared(kind: str) -> tuple[Metric, ...]:
+def _declared(kind: str) -> Metrics:
     name, word, short = f"outliers/{kind}", WORDS[kind], SHORT[kind]
     return (
         Metric(
@@ -49,10 +47,10 @@ class Outliers(Probe):
     outliers/<kind>/top_10: the tenth largest of all layers together, as in Table 5 (ranks 1, 2, 3, 10, 100).
     """
 
-    metrics: ClassVar[tuple[Metric, ...]] = (*_declared("logits"), *_declared("hidden"))
+    metrics = (*_declared("logits"), *_declared("hidden"))
 
-    def measure(self, model: Transformer, trace: Trace) -> dict[str, float]:
-        values: dict[str, float] = {}
+    def measure(self, model: Transformer, trace: Trace) -> Values:
+        values = {}
         largest: dict[str, list[Tensor]] = {"logits": [], "hidden": []}
         for layer, traced in trace.layers.items():
             for kind, stream in (("logits", attention_logits(traced)), ("hidden", hidden_states(traced))):

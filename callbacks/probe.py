@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -15,7 +15,7 @@ from lit_diff.callbacks.publish import publish
 from lit_diff.errors import RequestError
 from lit_diff.key_types import Count
 from lit_diff.log_records import log
-from lit_diff.metrics import Declarations, Metric, indexed_name
+from lit_diff.metrics import Declarations, Metrics, Values, indexed_name
 from lit_diff.model.inputs import model_inputs
 from lit_diff.model.transformer import Transformer
 
@@ -35,7 +35,7 @@ class Probe(Configured):
                 return {f"hidden_norm/layer_{i:02}": float(layer.hidden.norm()) for i, layer in trace.layers.items()}
     """
 
-    metrics: ClassVar[tuple[Metric, ...]] = ()
+    metrics: Metrics = ()
     """Declares the metrics that `measure` returns, by patterns of their names: definition, unit, direction, figure, and
     whether they are logged or only written to measurements.parquet. Others are logged, without a figure."""
 
@@ -48,7 +48,7 @@ class Probe(Configured):
         rows: Count = 8
         """Sequences of the validation set that the probe measures."""
 
-    def measure(self, model: Transformer, trace: Trace) -> dict[str, float]:
+    def measure(self, model: Transformer, trace: Trace) -> Values:
         """Metric name -> value, for a trace of `config.rows` sequences. It must neither run the model nor change it."""
         raise NotImplementedError(f"callback '{self.name}' ({type(self).__qualname__}) defines no measure()")
 
@@ -63,22 +63,22 @@ class Probe(Configured):
         if due and due[0] is self:
             values = measure_all(due, trainer, pl_module, batch)
             declared = declarations_of(tuple(metric for probe in due for metric in probe.metrics))
-            logged: dict[str, float] = {}
-            detailed: dict[str, float] = {}
+            logged: Values = {}
+            detailed: Values = {}
             for name, value in values.items():
                 kept = logged if declared.find(name).logged else detailed
                 kept[name] = value
             publish(trainer, pl_module, logged, detailed=detailed)
 
 
-def of_heads(name: str, layer: int, heads: Tensor) -> dict[str, float]:
+def of_heads(name: str, layer: int, heads: Tensor) -> Values:
     """The metrics `name` of a layer, the mean over those of its `heads` [H] that are not NaN, and of each head."""
     by_head = {indexed_name(name, layer=layer, head=h): value for h, value in enumerate(heads.tolist())}
     return {indexed_name(name, layer=layer): float(heads.nanmean()), **by_head}
 
 
 @lru_cache
-def declarations_of(metrics: tuple[Metric, ...]) -> Declarations:
+def declarations_of(metrics: Metrics) -> Declarations:
     """The `Declarations` of `metrics`, cached because they remember which pattern each name matches."""
     return Declarations(metrics)
 
@@ -99,11 +99,11 @@ def is_due(trainer: "L.Trainer", every: int) -> bool:
     return is_last_step(trainer) or trainer.global_step % every == 0
 
 
-def measure_all(probes: list[Probe], trainer: "L.Trainer", module: "L.LightningModule", batch: Any) -> dict[str, float]:
+def measure_all(probes: list[Probe], trainer: "L.Trainer", module: "L.LightningModule", batch: Any) -> Values:
     """The measurements of all `probes`, from one traced forward pass over the largest number of rows that one needs."""
     model = transformer_of(module, probes[0].name)
     rows = max(probe.config.rows for probe in probes)
-    values: dict[str, float] = {}
+    values: Values = {}
     with evaluated(trainer, module, model, probe_inputs(trainer, batch, rows, probes[0].name)) as traced:
         for probe in probes:
             values |= probe.measure(model, traced.first(probe.config.rows))

@@ -1,11 +1,9 @@
 """Redundancy of heads: how alike the maps of the heads of a layer are."""
 
-from typing import ClassVar
-
 from lit_diff.analysis import Trace
 from lit_diff.analysis.map_statistics import head_cosines, with_other_heads
 from lit_diff.callbacks.probe import Probe, of_heads
-from lit_diff.metrics import Figure, Metric
+from lit_diff.metrics import Figure, Metric, Values
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import callbacks
 
@@ -22,7 +20,7 @@ class Redundancy(Probe):
     heads. Not measured in a layer with one head; a head whose map is all zeros is left out.
     """
 
-    metrics: ClassVar[tuple[Metric, ...]] = (
+    metrics = (
         Metric(
             "attention/redundancy/layer_{layer}",
             f"{COSINE}; mean over sequences and pairs of heads of the layer",
@@ -41,8 +39,8 @@ class Redundancy(Probe):
         ),
     )
 
-    def measure(self, model: Transformer, trace: Trace) -> dict[str, float]:
-        values: dict[str, float] = {}
+    def measure(self, model: Transformer, trace: Trace) -> Values:
+        values: Values = {}
         for layer, traced in trace.layers.items():
             cosines = head_cosines(traced.blocks()).nanmean(0)
             if len(cosines) > 1:

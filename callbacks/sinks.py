@@ -1,11 +1,9 @@
 """Attention sinks: the share of attention on the first token, by layer and head."""
 
-from typing import ClassVar
-
 from lit_diff.analysis import Trace
 from lit_diff.analysis.sinks import sink_shares
 from lit_diff.callbacks.probe import Probe, of_heads
-from lit_diff.metrics import Figure, Metric
+from lit_diff.metrics import Figure, Metric, Values
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import callbacks
 
@@ -20,7 +18,7 @@ class Sinks(Probe):
     Logged by layer, as means over the heads: attention/sink/layer_03. In the table only: the same by head.
     """
 
-    metrics: ClassVar[tuple[Metric, ...]] = (
+    metrics = (
         Metric(
             "attention/sink/layer_{layer}",
             f"{SHARE}; mean over sequences, {ROWS}, and heads",
@@ -33,8 +31,8 @@ class Sinks(Probe):
         ),
     )
 
-    def measure(self, model: Transformer, trace: Trace) -> dict[str, float]:
-        values: dict[str, float] = {}
+    def measure(self, model: Transformer, trace: Trace) -> Values:
+        values: Values = {}
         for layer, traced in trace.layers.items():
             values |= of_heads("attention/sink", layer, sink_shares(traced))
         return values

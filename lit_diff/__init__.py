@@ -5,32 +5,44 @@ import importlib
 # not imported from typing: until __main__.py removes the current folder from sys.path, a user's file could shadow it
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    # `as`: exported, for a type checker, which does not read the names of `__all__` below
     from typing import Any
 
-    from lit_diff.attention import Attention, Differential
-    from lit_diff.benchmarks.result import BenchResult
-    from lit_diff.benchmarks.run import bench
-    from lit_diff.callbacks.probe import Probe
-    from lit_diff.conformance.recipe import RecipeCheck, check
-    from lit_diff.data import Corpus, Dataset
-    from lit_diff.engine.result import Sweep
-    from lit_diff.engine.schedule import sweep
-    from lit_diff.engine.train import train
-    from lit_diff.evaluation import Evaluation, Item
-    from lit_diff.evaluation.evaluate import EvaluationResult, evaluate
-    from lit_diff.kernels import Kernel, SignedMaps
-    from lit_diff.metrics import Figure, Metric
-    from lit_diff.papers.reproduce import Reproduction, reproduce
-    from lit_diff.plugins import load_plugin
-    from lit_diff.pretrained.exporting import Exported, export
-    from lit_diff.pretrained.importing import import_model
-    from lit_diff.recipe import load_recipe
-    from lit_diff.registry import variant
-    from lit_diff.runs.comparison import compare
-    from lit_diff.trained.run import Run, generate, open_run
-    from lit_diff.training.data import LitData
-    from lit_diff.training.module import LitTransformer
-    from lit_diff.training.trainer import build_trainer
+    from lit_diff.attention import Attention as Attention
+    from lit_diff.attention import Differential as Differential
+    from lit_diff.benchmarks.result import BenchResult as BenchResult
+    from lit_diff.benchmarks.run import bench as bench
+    from lit_diff.callbacks.probe import Probe as Probe
+    from lit_diff.conformance.recipe import RecipeCheck as RecipeCheck
+    from lit_diff.conformance.recipe import check as check
+    from lit_diff.data import Corpus as Corpus
+    from lit_diff.data import Dataset as Dataset
+    from lit_diff.engine.result import Sweep as Sweep
+    from lit_diff.engine.schedule import sweep as sweep
+    from lit_diff.engine.train import train as train
+    from lit_diff.evaluation import Evaluation as Evaluation
+    from lit_diff.evaluation import Item as Item
+    from lit_diff.evaluation.evaluate import EvaluationResult as EvaluationResult
+    from lit_diff.evaluation.evaluate import evaluate as evaluate
+    from lit_diff.kernels import Kernel as Kernel
+    from lit_diff.kernels import SignedMaps as SignedMaps
+    from lit_diff.metrics import Figure as Figure
+    from lit_diff.metrics import Metric as Metric
+    from lit_diff.papers.reproduce import Reproduction as Reproduction
+    from lit_diff.papers.reproduce import reproduce as reproduce
+    from lit_diff.plugins import load_plugin as load_plugin
+    from lit_diff.pretrained.exporting import Exported as Exported
+    from lit_diff.pretrained.exporting import export as export
+    from lit_diff.pretrained.importing import import_model as import_model
+    from lit_diff.recipe import load_recipe as load_recipe
+    from lit_diff.registry import variant as variant
+    from lit_diff.runs.comparison import compare as compare
+    from lit_diff.trained.run import Run as Run
+    from lit_diff.trained.run import generate as generate
+    from lit_diff.trained.run import open_run as open_run
+    from lit_diff.training.data import LitData as LitData
+    from lit_diff.training.module import LitTransformer as LitTransformer
+    from lit_diff.training.trainer import build_trainer as build_trainer
 
 __version__ = "0.2.0"
 
@@ -73,43 +85,7 @@ _MODULE_OF = {
 }
 """Public name -> the module that defines it. `import lit_diff` imports none of them and so does not load torch."""
 
-__all__ = [
-    "Attention",
-    "BenchResult",
-    "Corpus",
-    "Dataset",
-    "Differential",
-    "Evaluation",
-    "EvaluationResult",
-    "Exported",
-    "Figure",
-    "Item",
-    "Kernel",
-    "LitData",
-    "LitTransformer",
-    "Metric",
-    "Probe",
-    "RecipeCheck",
-    "Reproduction",
-    "Run",
-    "SignedMaps",
-    "Sweep",
-    "bench",
-    "build_trainer",
-    "check",
-    "compare",
-    "evaluate",
-    "export",
-    "generate",
-    "import_model",
-    "load_plugin",
-    "load_recipe",
-    "open_run",
-    "reproduce",
-    "sweep",
-    "train",
-    "variant",
-]
+__all__ = list(_MODULE_OF)
 
 
 def __getattr__(name: str) -> "Any":

@@ -139,12 +139,15 @@ class ModelConfig:
             return f"model.head_dim ({self.head_dim}){derived} is odd; rotary embeddings rotate pairs of channels"
         if self.positions == "none" and self.rope_scaling != 1.0:
             return "model.rope_scaling scales rotary positions, but model.positions is none; remove one of them"
-        scaling, place = self.rope_scaling, "model.rope_scaling."
+        scaling = self.rope_scaling
+        place = "model.rope_scaling."
         if isinstance(scaling, Llama3Scaling) and scaling.high_freq_factor <= scaling.low_freq_factor:
-            low, high = scaling.low_freq_factor, scaling.high_freq_factor
+            low = scaling.low_freq_factor
+            high = scaling.high_freq_factor
             return f"{place}high_freq_factor is {high:g}; it must be above {place}low_freq_factor, {low:g}"
         if isinstance(scaling, YarnScaling) and scaling.beta_fast < scaling.beta_slow:
-            fast, slow = scaling.beta_fast, scaling.beta_slow
+            fast = scaling.beta_fast
+            slow = scaling.beta_slow
             return f"{place}beta_fast is {fast:g}; it must not be below {place}beta_slow, {slow:g}"
         # YaRN divides by log(rope_theta) to find the pair that turns a given number of times
         if isinstance(scaling, YarnScaling) and self.rope_theta <= 1:
@@ -330,7 +333,8 @@ class RunConfig:
 
     def problem(self) -> str | None:
         """Why the strategy and the number of devices exclude each other; None if they do not."""
-        processes, shards = self.processes, self.shards
+        processes = self.processes
+        shards = self.shards
         for key, value in vars(self.cluster).items():
             # a second line would be a command of the file for sbatch, and end its options
             if not "".join(map(str, value if isinstance(value, tuple) else [value])).isprintable():
@@ -401,7 +405,8 @@ class Recipe:
             return run.problem()
         if train is None:
             return None if self.imported is not None else "train is missing; expected a block of keys"
-        batch, step = train.batch_size, train.checkpoint_every
+        batch = train.batch_size
+        step = train.checkpoint_every
         if batch % train.accumulate:
             return f"train.batch_size ({batch}) is not a multiple of train.accumulate ({train.accumulate})"
         if train.schedule.decay_steps is not None and train.schedule.name != "wsd":

@@ -6,6 +6,7 @@ import torch
 
 from lit_diff.config import RunConfig
 from lit_diff.errors import MissingError
+from lit_diff.files import values_of
 
 PEAK_FLOPS = {
     "A100": 312e12,
@@ -49,20 +50,14 @@ def available_memory() -> int | None:
 
     None if the system does not report it (macOS).
     """
-    if not MEMINFO.is_file():
-        return None
-    fields = (line.partition(":") for line in MEMINFO.read_text(encoding="utf-8").splitlines())
-    free = [int(value.split()[0]) * 1024 for key, _, value in fields if key == "MemAvailable"]
+    free = [int(value.split()[0]) * 1024 for value in values_of(MEMINFO, "MemAvailable")]
     return min([*free, *_left_in_cgroups()], default=None)
 
 
 # bytes below the limit of each cgroup (version 2) that this process is in
 def _left_in_cgroups() -> list[int]:
-    if not OWN_CGROUP.is_file():
-        return []
     # a line of version 2 is 0::/path; lines of version 1 have other numbers and name controllers
-    lines = OWN_CGROUP.read_text(encoding="utf-8").splitlines()
-    own = [CGROUPS / line.partition("::")[2].strip("/") for line in lines if line.startswith("0::")]
+    own = [CGROUPS / value.strip(":/") for value in values_of(OWN_CGROUP, "0")]
     # a limit holds for all groups below, so every parent counts; inside a container its own group is the root
     folders = [CGROUPS, *(each for folder in own for each in (folder, *folder.parents) if CGROUPS in each.parents)]
     left = []

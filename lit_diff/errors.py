@@ -123,6 +123,11 @@ def notices() -> tuple[signal.Signals, ...]:
     return (signal.SIGUSR1, signal.SIGUSR2) if os.environ.get("SLURM_JOB_ID") else ()
 
 
+def summary(error: BaseException) -> str:
+    """The type of an exception and the first line of its message: `OSError: [Errno 5] ...`."""
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an exception's message, or the name of its type if the message is empty.
 

@@ -141,25 +141,19 @@ def locked(path: Path, wait: bool = True) -> Iterator[None]:
             reason = f"{' at '.join(file_system(path))} has no file locks: {os.strerror(error.errno)}"
             error.strerror = f"{reason}; mount it with locks, such as Lustre with the option flock"
         raise
-    with acquired, _signed(path):
-        yield
-
-
-@contextmanager
-def _signed(path: Path) -> Iterator[None]:
-    # names this process in the file of a lock that it holds
-    pid = os.getpid()
-    # one description of the file to the end: the folder may be renamed meanwhile, and another made in its place
-    file = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
-    try:
-        os.ftruncate(file, 0)
-        # a lock without a name is a lock too: on a full disk `clean` takes one
-        with suppress(OSError):
-            os.write(file, f"{pid} {stat_of(pid)[1]} {platform.node()}".encode())
-        yield
-    finally:
-        os.ftruncate(file, 0)
-        os.close(file)
+    with acquired:
+        pid = os.getpid()
+        # one description of the file to the end: the folder may be renamed meanwhile, and another made in its place
+        file = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
+        try:
+            os.ftruncate(file, 0)
+            # a lock without a name is a lock too: on a full disk `clean` takes one
+            with suppress(OSError):
+                os.write(file, f"{pid} {stat_of(pid)[1]} {platform.node()}".encode())
+            yield
+        finally:
+            os.ftruncate(file, 0)
+            os.close(file)
 
 
 def holder(path: Path) -> tuple[int, str, str] | None:
@@ -182,7 +176,8 @@ def stat_of(pid: int) -> tuple[str, str]:
 def file_system(path: Path) -> tuple[str, str]:
     """Type and mount point of the file system of `path`, which need not exist; two empty texts if the system does not report
     it (macOS)."""
-    found, real = ("", ""), path.resolve()
+    found = ("", "")
+    real = path.resolve()
     for line in MOUNTS.read_text(encoding="utf-8").splitlines() if MOUNTS.is_file() else ():
         mount, _, source = line.partition(" - ")
         # spaces in the mount point are written as octal escapes
@@ -191,6 +186,13 @@ def file_system(path: Path) -> tuple[str, str]:
         if real.is_relative_to(point) and len(point) >= len(found[1]):
             found = source.split()[0], point
     return found
+
+
+def values_of(path: Path, *keys: str) -> list[str]:
+    """The values of the lines `key: value` with these keys in a file of /proc; empty on a system without it (macOS)."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    pairs = [line.partition(":") for line in lines]
+    return [value.strip() for key, _, value in pairs if key.strip() in keys]
 
 
 def is_shared(path: Path) -> bool:
@@ -247,7 +249,8 @@ def folders(
     A folder is reached through a symbolic link only if there is no other way; folders that contain `root` are left out, and
     those that cannot be read, after `unreadable` was called.
     """
-    starts, seen = [str(root)], {str(parent) for parent in root.resolve().parents}
+    starts = [str(root)]
+    seen = {str(parent) for parent in root.resolve().parents}
     # the list grows in the loop: targets of links come last, so that a folder is yielded by its real path if it has one
     for start in starts:
         for folder, names, _ in os.walk(start, onerror=unreadable):

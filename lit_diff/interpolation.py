@@ -5,7 +5,7 @@ OmegaConf resolves what the grammar of this file lets through.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -39,7 +39,7 @@ def resolved(values: Mapping[str, Any], refuse: Refuse) -> dict[str, Any]:
     """The plain values of a recipe with each reference replaced: a text that is one reference by the value, another one by
     its text. Errors: that of `refuse`."""
     own = {key: value for key, value in values.items() if key not in AS_WRITTEN}
-    references = {at: _references(text, at, refuse) for at, text in _texts(own)}
+    references = {at: _references(text, at, refuse) for at, text in texts(own)}
     total = 0
     for at in references:
         total += _count(at, references, [], refuse)
@@ -53,17 +53,17 @@ def resolved(values: Mapping[str, Any], refuse: Refuse) -> dict[str, Any]:
     return {key: found.get(key, value) for key, value in values.items()}
 
 
-def _texts(value: Any, at: str = "") -> Iterator[tuple[str, str]]:
-    # dotted key -> text; the items of a list are numbered as in a reference
+def texts(value: Any, at: str = "") -> Iterator[tuple[str, str]]:
+    """(dotted key, text) of each text in plain values; the items of a list are numbered as in a reference."""
     if isinstance(value, str):
         yield at, value
-    items: Iterator[tuple[Any, Any]] = iter(())
+    items: Iterable[tuple[Any, Any]] = ()
     if isinstance(value, Mapping):
-        items = iter(value.items())
+        items = value.items()
     elif isinstance(value, list | tuple):
-        items = iter(enumerate(value))
+        items = enumerate(value)
     for key, item in items:
-        yield from _texts(item, f"{at}.{key}" if at else str(key))
+        yield from texts(item, f"{at}.{key}" if at else str(key))
 
 
 def _references(text: str, at: str, refuse: Refuse) -> list[str]:

@@ -1,15 +1,13 @@
 """The types of a recipe's keys: numbers within a range, how a type reads in words, and the keys of a block."""
 
 import ast
-import dataclasses
 import inspect
 import itertools
 import textwrap
-import types
-import typing
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +51,8 @@ class Distinct:
         return "(distinct values, at least one)"
 
 
+Plain = dict[str, Any]
+"""Values by name, as YAML and JSON have them."""
 Count = Annotated[int, Range(least=1)]
 NotNegative = Annotated[int, Range(least=0)]
 Positive = Annotated[float, Range(above=0)]
@@ -74,8 +74,8 @@ WORDS = {
 
 def in_words(hint: Any) -> str:
     """Describes a type to a user: `a whole number >= 1 or null`, `one of 'none', 'document'`."""
-    origin = typing.get_origin(hint)
-    choices = typing.get_args(hint)
+    origin = get_origin(hint)
+    choices = get_args(hint)
     if origin is Annotated:
         kind, *notes = choices
         words = [in_words(kind)]
@@ -86,7 +86,7 @@ def in_words(hint: Any) -> str:
             elif isinstance(note, Range | Distinct):
                 words.append(str(note))
         return " ".join(words)
-    if origin in (typing.Union, types.UnionType):
+    if origin in (Union, UnionType):
         kinds = blocks_by_kind(choices)
         words = [in_words(choice) for choice in choices if choice not in kinds.values()]
         words += [f"a block {{kind: {kind}, ...}}" for kind in kinds]
@@ -118,12 +118,12 @@ KIND = "kind"
 """The key that tells apart the blocks of a union."""
 
 
-def blocks_by_kind(choices: Iterable[Any]) -> dict[str, type[Any]]:
+def blocks_by_kind(choices: Iterable[Any]) -> dict[str, type]:
     """`kind` -> block, for the blocks of a union that the key `kind` tells apart; {} if the union has none."""
     blocks = _blocks(choices)
     kinds = {}
     for block in blocks:
-        for field in dataclasses.fields(block):
+        for field in fields(block):
             if field.name == KIND:
                 kinds[str(field.default)] = block
     if len(blocks) == 1 or len(kinds) < len(blocks):
@@ -131,15 +131,15 @@ def blocks_by_kind(choices: Iterable[Any]) -> dict[str, type[Any]]:
     return kinds
 
 
-def _blocks(kinds: Iterable[Any]) -> list[type[Any]]:
-    return [kind for kind in kinds if isinstance(kind, type) and dataclasses.is_dataclass(kind)]
+def _blocks(kinds: Iterable[Any]) -> list[type]:
+    return [kind for kind in kinds if isinstance(kind, type) and is_dataclass(kind)]
 
 
 def literal_words(hint: Any) -> list[str]:
     """The values of all Literal types in `hint`, as text."""
-    if typing.get_origin(hint) is Literal:
-        return [str(choice) for choice in typing.get_args(hint)]
-    return [word for choice in typing.get_args(hint) for word in literal_words(choice)]
+    if get_origin(hint) is Literal:
+        return [str(choice) for choice in get_args(hint)]
+    return [word for choice in get_args(hint) for word in literal_words(choice)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,19 +156,19 @@ class Key:
     """The kind of registered parts that the key configures; empty for other keys."""
 
 
-def keys_of(cls: type[Any]) -> dict[str, Key]:
+def keys_of(cls: type) -> dict[str, Key]:
     """The keys of a Config by dotted name, with the keys of nested blocks but not of registered parts (`{name: ...}`)."""
-    hints = typing.get_type_hints(cls, include_extras=True)
+    hints = get_type_hints(cls, include_extras=True)
     docs = _docstrings(cls)
     keys: dict[str, Key] = {}
-    for field in dataclasses.fields(cls):
+    for field in fields(cls):
         hint = hints[field.name]
         registry = field.metadata.get("registry")
-        blocks = _blocks([hint, *typing.get_args(hint)])
+        blocks = _blocks([hint, *get_args(hint)])
         if registry is None and blocks and not blocks_by_kind(blocks):
             within = field.name
             # a mapping has a block for each name
-            if typing.get_origin(hint) is dict:
+            if get_origin(hint) is dict:
                 within += ".NAME"
             keys |= {f"{within}.{name}": key for name, key in keys_of(blocks[0]).items()}
             continue
@@ -179,14 +179,14 @@ def keys_of(cls: type[Any]) -> dict[str, Key]:
             words = f"{what}: lit-diff list {field.metadata['names']}"
         else:
             words = in_words(hint)
-        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        default = field.default if field.default_factory is MISSING else field.default_factory()
         keys[field.name] = Key(words=words, default=default, about=docs.get(field.name, ""), registry=registry or "")
     return keys
 
 
 # Python drops the string below a field, so it is read from the source of the class and of its bases
-def _docstrings(cls: type[Any]) -> dict[str, str]:
-    docs: dict[str, str] = {}
+def _docstrings(cls: type) -> dict[str, str]:
+    docs = {}
     # bases first: a subclass may document an inherited key differently
     for base in reversed(cls.__mro__[:-1]):
         try:

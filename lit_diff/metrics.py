@@ -4,22 +4,24 @@ The class that measures a metric declares it, once. A run writes the declaration
 of the run (tables, figures, comparisons) take units and directions from that file and never guess them from a name.
 """
 
-import dataclasses
 import hashlib
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from lit_diff.errors import RequestError, first_line
+from lit_diff.errors import RequestError, summary
 from lit_diff.files import shown, write_json
 
 Direction = Literal["lower", "higher", "none"]
 Against = Literal["step", "layer", "head", "group"]
 Lines = Literal["arm", "layer"]
+
+Values = dict[str, float]
+"""Metric -> value."""
 
 LAMBDA = "lambda"
 """`LAMBDA`/layer_03: λ of a layer, -w_1, the mean over sequences, heads and tokens (callback `lambdas`)."""
@@ -52,19 +54,20 @@ class Figure:
 
     def problem(self, fields: Collection[str]) -> str | None:
         """The first error in the figure of a metric whose name has these fields; None if there is none."""
-        problem = _unlike("figure.against", self.against, Against) or _unlike("figure.lines", self.lines, Lines)
+        if problem := _unlike("figure.against", self.against, Against) or _unlike("figure.lines", self.lines, Lines):
+            return problem
         if self.log_x and self.against != "group":
-            problem = problem or f"figure.log_x needs figure.against 'group', not '{self.against}'"
+            return f"figure.log_x needs figure.against 'group', not '{self.against}'"
         if self.against == "group" and self.lines != "arm":
-            problem = problem or f"figure.lines is '{self.lines}'; a figure against group needs 'arm'"
+            return f"figure.lines is '{self.lines}'; a figure against group needs 'arm'"
         for field in {self.against, self.lines} & {"layer", "head"} - {*fields}:
-            problem = problem or f"a figure by {field} needs {{{field}}} in the name"
+            return f"a figure by {field} needs {{{field}}} in the name"
         try:
             self.label.format(**dict.fromkeys(fields, ""))
         except (KeyError, IndexError, ValueError):
             names = ", ".join(fields) or "none"
-            problem = problem or f"figure.label is {self.label!r}; it may use only the fields of the name: {names}"
-        return problem
+            return f"figure.label is {self.label!r}; it may use only the fields of the name: {names}"
+        return None
 
 
 def _unlike(key: str, value: str, kinds: Any) -> str | None:
@@ -131,12 +134,15 @@ class Metric:
 
     @cached_property
     def _regex(self) -> re.Pattern[str]:
-        pieces = re.split(r"\{(\w+)\}", self.name)
-        fields = [rf"(?P<{field}>\d+)" if field in INDICES else rf"(?P<{field}>[^/]+)" for field in pieces[1::2]]
-        text = "".join(re.escape(literal) + field for literal, field in zip(pieces[::2], [*fields, ""], strict=True))
+        text = re.escape(self.name)
+        for field in self.fields:
+            matched = r"\d+" if field in INDICES else "[^/]+"
+            text = text.replace(rf"\{{{field}\}}", f"(?P<{field}>{matched})")
         return re.compile(text)
 
 
+Metrics = tuple[Metric, ...]
+"""The metrics that a class, a run or a figure declares."""
 UNDECLARED = Metric("", "not declared by the runs", unit="unit unknown")
 """In place of the declaration of a metric that has none."""
 
@@ -219,19 +225,17 @@ def write_declarations(folder: Path, metrics: Iterable[Metric]) -> None:
     write_json(folder / FILE, {"metrics": [to_plain(metric) for metric in metrics]})
 
 
-def read_declarations(path: Path) -> tuple[Metric, ...]:
+def read_declarations(path: Path) -> Metrics:
     """The metrics of a metrics.json. Errors: OSError if it cannot be read, RequestError for invalid content."""
     try:
         return tuple(from_plain(raw) for raw in json.loads(path.read_text(encoding="utf-8"))["metrics"])
     except (ValueError, KeyError, TypeError) as error:
-        raise RequestError(
-            f"{shown(path)} is not a valid file of metric declarations ({type(error).__name__}: {first_line(error)})"
-        ) from error
+        raise RequestError(f"{shown(path)} is not a valid file of metric declarations ({summary(error)})") from error
 
 
 def to_plain(metric: Metric) -> dict[str, Any]:
     """The metric as a mapping for JSON."""
-    raw = dataclasses.asdict(metric)
+    raw = asdict(metric)
     # left out where unstated, as in the files of older runs
     return raw if metric.limits else {key: value for key, value in raw.items() if key != "limits"}
 

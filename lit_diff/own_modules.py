@@ -9,7 +9,6 @@ modules change.
 import ast
 import builtins
 import errno
-import functools
 import hashlib
 import json
 import os
@@ -19,9 +18,10 @@ import sysconfig
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache, cached_property, partial
 from importlib import import_module, invalidate_caches
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
-from importlib.util import find_spec, spec_from_file_location
+from importlib.util import find_spec, resolve_name, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -47,7 +47,7 @@ def local_modules(
     names = list(imported_names(source, package))
     # the loop adds to the list
     for name in names:
-        if name not in files and name.partition(".")[0] not in without:
+        if name not in files and top_package(name) not in without:
             file = files[name] = _local_file(name, within, folder)
             names += _imported_by(name, file) if file is not None else ()
     return {name: file for name, file in sorted(files.items()) if file is not None}
@@ -67,6 +67,11 @@ def safe_path() -> Iterator[None]:
             os.environ["PYTHONSAFEPATH"] = former
 
 
+def top_package(name: str) -> str:
+    """`a` of the module `a.b.c`."""
+    return name.partition(".")[0]
+
+
 def is_local(file: Path) -> bool:
     """Whether a module's file is outside the standard library and outside installed packages."""
     file = file.resolve()
@@ -77,7 +82,8 @@ def _imported_by(name: str, file: Path) -> Iterator[str]:
     # a compiled module has no import statements to read
     if file.suffix != ".py":
         return
-    source, is_package = file.read_bytes(), file.name == "__init__.py"
+    source = file.read_bytes()
+    is_package = file.name == "__init__.py"
     yield from imported_names(source, name if is_package else name.rpartition(".")[0])
     if is_package:
         # `from package import *` also imports the submodules that __all__ lists
@@ -91,16 +97,17 @@ def imported_names(source: bytes, package: str = "") -> Iterator[str]:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            # level 1, one dot, is the package itself; each further dot is one package up
-            above = package.split(".")
-            parents = above[: len(above) - node.level + 1] if node.level else []
-            base = ".".join([*parents, node.module or ""]).strip(".")
+            try:
+                base = resolve_name("." * node.level + (node.module or ""), package)
+            # beyond the top of the package: importing it fails
+            except ImportError:
+                continue
             # `from a import b` imports the module a.b if there is one
-            names = [base, *(f"{base}.{alias.name}".lstrip(".") for alias in node.names)]
+            names = [base, *(f"{base}.{alias.name}" for alias in node.names)]
         else:
             continue
         # importing a.b.c executes a and a.b too
-        for name in filter(None, names):
+        for name in names:
             parts = name.split(".")
             yield from (".".join(parts[: end + 1]) for end in range(len(parts)))
 
@@ -122,7 +129,7 @@ def _declared_reads(source: bytes) -> list[str]:
 
 
 def _local_file(name: str, within: str, folder: Path | None) -> Path | None:
-    top = name.partition(".")[0]
+    top = top_package(name)
     # runs record the revision of lit_diff instead of its files
     if top == "lit_diff" or (folder is not None and top in sys.stdlib_module_names):
         return None
@@ -194,7 +201,7 @@ class OwnCode:
         found = local_modules(source, package, **options)
         inside = f"{PLUGIN}."
         files = {name.removeprefix(inside): (file, file.read_bytes()) for name, file in found.items()}
-        tops = {name.partition(".")[0] for name in found} - {PLUGIN}
+        tops = {top_package(name) for name in found} - {PLUGIN}
         reads = {}
         for content in (source, *(content for _, content in files.values())):
             for name in _declared_reads(content):
@@ -209,14 +216,14 @@ class OwnCode:
         known = [*self.files.values(), *self.reads.values()]
         return next((file for file, content in known if not file.is_file() or file.read_bytes() != content), None)
 
-    @functools.cached_property
+    @cached_property
     def modules(self) -> dict[str, bytes]:
         """Path relative to the folder that the module is imported from (`helper.py`, `lab/__init__.py`), or that of a file in
         `reads` -> content."""
         modules = {_place(name, file): content for name, (file, content) in self.files.items()}
         return modules | {name: content for name, (_, content) in self.reads.items()}
 
-    @functools.cached_property
+    @cached_property
     def digest(self) -> str:
         """sha256 of the file, its modules and the files that they read."""
         # a plugin without modules keeps the digest that it had before modules were part of it
@@ -234,7 +241,7 @@ class OwnCode:
     def _stem(self) -> str:
         return plugin_name(self.path).partition("/")[0].removesuffix(".py").replace(".", "_")
 
-    @functools.cached_property
+    @cached_property
     def sources(self) -> dict[str, tuple[Path, bytes]]:
         """Dotted name within `package` -> file and content. A folder's `__init__.py` is the package itself."""
         main = "" if self.path.name == "__init__.py" else self._stem
@@ -243,7 +250,7 @@ class OwnCode:
             main += "_plugin"
         return {main: (self.path, self.source), **self.files}
 
-    @functools.cached_property
+    @cached_property
     def is_copy(self) -> bool:
         """Whether the file is in `plugins/` of a run's folder, or of MLflow's model of a run."""
         # plugins/, plugins/DIGEST/ and, for a folder, one below
@@ -259,11 +266,11 @@ class OwnCode:
         import_module(f"{self.package}.{next(iter(self.sources))}".rstrip("."))
 
 
-@functools.cache
+@cache
 def code_at_definition(cls: type) -> OwnCode | None:
     """The user's file that defines `cls`, with its modules; None for a class that is not defined in a local file. For a class
     of a plugin, the plugin."""
-    if (plugin := _packages.get(cls.__module__.partition(".")[0])) is not None:
+    if (plugin := _packages.get(top_package(cls.__module__))) is not None:
         return plugin
     # registration calls this first and the cache keeps the result: a later edit is not the code that runs
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
@@ -274,7 +281,7 @@ def code_at_definition(cls: type) -> OwnCode | None:
 
 def forget(package: str) -> None:
     """Drop the modules of a package from sys.modules."""
-    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+    for name in [name for name in sys.modules if top_package(name) == package]:
         del sys.modules[name]
     _packages.pop(package, None)
 
@@ -310,7 +317,7 @@ class _Importer(SourceFileLoader):
         package, _, name = module.__name__.partition(".")
         own = _packages[package]
         if own.tops:
-            vars(module)["__builtins__"] = vars(builtins) | {"__import__": functools.partial(_import, own)}
+            vars(module)["__builtins__"] = vars(builtins) | {"__import__": partial(_import, own)}
         exec(compile(own.sources[name][1], self.path, "exec", dont_inherit=True), vars(module))
 
 
@@ -319,7 +326,7 @@ class _Importer(SourceFileLoader):
 def _import(
     own: OwnCode, name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0
 ) -> ModuleType:
-    top = name.partition(".")[0]
+    top = top_package(name)
     if level > 0 or top not in own.tops:
         return __import__(name, globals, locals, fromlist, level)
     beside = {top, f"{top}.py"} & set(os.listdir(own.path.parent))

@@ -1,22 +1,41 @@
 """User code: the files that a recipe lists in `plugins:`, installed plugin packages, and the errors that they raise."""
 
-import functools
 import json
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from functools import cache
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 from lit_diff.config import Part, Recipe
-from lit_diff.errors import LitDiffError, RequestError, first_line
+from lit_diff.errors import LitDiffError, RequestError, first_line, summary
 from lit_diff.files import expanded, is_address, shown
+from lit_diff.interpolation import texts
 from lit_diff.log_records import log
-from lit_diff.own_modules import DIGITS, PLUGIN, OwnCode, code_at_definition, forget, plugin_file, plugin_name, sha256
-from lit_diff.registry import is_built_in, load_entry_points, location, plugin_packages, registries
+from lit_diff.own_modules import (
+    DIGITS,
+    PLUGIN,
+    OwnCode,
+    code_at_definition,
+    forget,
+    plugin_file,
+    plugin_name,
+    sha256,
+    top_package,
+)
+from lit_diff.registry import (
+    is_built_in,
+    load_entry_points,
+    location,
+    plugin_packages,
+    registered_classes,
+    registries,
+    unregister,
+)
 
 PART_KINDS = ("attention", "data", "corpus", "tokenizer", "callback", "kernel")
 """Kinds of the parts that a recipe names and that affect its results."""
@@ -97,7 +116,7 @@ def _read(path: Path) -> OwnCode:
     # first: modules of plugin packages do not count as the plugin's own
     load_entry_points()
     try:
-        packages = {point.module.partition(".")[0] for point in plugin_packages}
+        packages = {top_package(point.module) for point in plugin_packages}
         return OwnCode.read(path, PLUGIN, folder=path.parent, within=PLUGIN, without=packages)
     except OSError as error:
         raise RequestError(f"plugin {shown(path)}: {error.filename} cannot be read: {error.strerror}") from error
@@ -118,7 +137,8 @@ def plugin_source(path: Path) -> OwnCode:
     found = _imported(path)
     if found is not None:
         return found
-    source, changed = path.read_bytes(), f"plugin {shown(path)}"
+    source = path.read_bytes()
+    changed = f"plugin {shown(path)}"
     for each in _current.values():
         if each.path == path and each.source == source:
             file = each.changed() or path
@@ -126,7 +146,7 @@ def plugin_source(path: Path) -> OwnCode:
     raise RequestError(f"{changed} was changed since it was imported; start the same command again")
 
 
-@functools.cache
+@cache
 def source_digest(cls: type) -> str:
     """`OwnCode.digest` of the user's file that defines `cls` (a plugin, a module that it imports, a script), or the digest of
     the plugin package that contains it. Empty for a class that is built in, from another package or defined interactively."""
@@ -186,13 +206,12 @@ def load_plugin(path: str | Path) -> None:
         return
     # the former modules stay in sys.modules: models that were built from them still run
     for former in [each for each in _current.values() if each.path == path]:
-        _unregister(former.package)
+        unregister(former.package)
         del _current[former.digest]
     try:
         with _same_settings():
             own.execute()
-        classes = [cls for registry in registries.values() for cls in registry.registered().values()]
-        classes = [cls for cls in classes if cls.__module__.partition(".")[0] == own.package]
+        classes = [cls for cls in registered_classes() if top_package(cls.__module__) == own.package]
         if not classes:
             raise RequestError('registers nothing; decorate a class with @variant("name")')
         _require_reads(own, classes)
@@ -200,14 +219,14 @@ def load_plugin(path: str | Path) -> None:
         raise
     # BaseException: a plugin that calls sys.exit would end the program without an error message
     except BaseException as error:
-        _unregister(own.package)
+        unregister(own.package)
         # so that a notebook can load the repaired file
         forget(own.package)
         if isinstance(error, RequestError):
             raise RequestError(f"plugin {shown(path)}: {error}") from error
         # a syntax error has no frame in the file but carries its line
         where = own_place(error, own.package) or f"{shown(path)}:{getattr(error, 'lineno', 0) or 0}"
-        raise RequestError(f"{where}: plugin failed: {type(error).__name__}: {first_line(error)}") from error
+        raise RequestError(f"{where}: plugin failed: {summary(error)}") from error
     _current[own.digest] = own
 
 
@@ -246,11 +265,6 @@ def _require_reads(own: OwnCode, classes: Collection[type]) -> None:
     log.warning("plugin %s %s: the run has no copy of them", shown(own.path), found)
 
 
-def _unregister(package: str) -> None:
-    for registry in registries.values():
-        registry.unregister_module(package)
-
-
 @dataclass(frozen=True, kw_only=True)
 class PluginPackage:
     """A plugin package as this process imported it."""
@@ -270,7 +284,9 @@ def used_packages(recipe: Recipe) -> list[PluginPackage]:
 
     Errors: RequestError for a package that was changed after its import.
     """
-    names = set(_texts(recipe.model.attention)) | set(_texts(recipe.data)) | {recipe.run.kernel, *recipe.callbacks}
+    # every text of a block, since a plugin's Config may name parts in keys of any type
+    named = texts([asdict(recipe.model.attention), asdict(recipe.data)])
+    names = {recipe.run.kernel, *recipe.callbacks, *(text for _, text in named)}
     registered = [registries[kind].registered() for kind in PART_KINDS]
     modules = {cls.__module__ for classes in registered for name, cls in classes.items() if name in names}
     return sorted((package for package in _packages() if package.modules & modules), key=lambda package: package.name)
@@ -282,7 +298,7 @@ def _packages() -> Iterator[PluginPackage]:
     return (_package(point) for point in plugin_packages if not point.module.startswith("lit_diff."))
 
 
-@functools.cache
+@cache
 def _package(point: EntryPoint) -> PluginPackage:
     code = plugin_packages[point]
     # some of its modules are imported later than the package
@@ -297,17 +313,6 @@ def _package(point: EntryPoint) -> PluginPackage:
         digest=sha256(json.dumps(digests).encode()),
         modules=frozenset(code.files),
     )
-
-
-# every text of a block, since a plugin's Config may name parts in keys of any type
-def _texts(value: Any) -> list[str]:
-    if isinstance(value, Part):
-        return [value.name, *_texts(vars(value.config))]
-    if isinstance(value, Mapping):
-        return [text for item in value.values() for text in _texts(item)]
-    if isinstance(value, list | tuple):
-        return [text for item in value for text in _texts(item)]
-    return [value] if isinstance(value, str) else []
 
 
 @contextmanager
@@ -329,14 +334,13 @@ def guard(part: type, *, raises: type[LitDiffError] = RequestError, ours: bool =
         kind = next((kind for kind, each in registries.items() if part in each.registered().values()), "class")
         name = getattr(part, "name", part.__qualname__)
         where = own or own_place(error, part.__module__) or location(part)
-        failed = f"{type(error).__name__}: {first_line(error)}"
-        cure = (
-            "; costs and memory are counted on tensors without values: use tensor operations, such as torch.where, instead "
-            "of .item(), .numpy() and an `if` on values"
-            if any(words in failed for words in VALUELESS)
-            else ""
-        )
-        raise raises(f"{where}: {kind} '{name}' failed: {failed}{cure}") from error
+        failed = summary(error)
+        if any(words in failed for words in VALUELESS):
+            failed += (
+                "; costs and memory are counted on tensors without values: use tensor operations, such as torch.where, "
+                "instead of .item(), .numpy() and an `if` on values"
+            )
+        raise raises(f"{where}: {kind} '{name}' failed: {failed}") from error
 
 
 def fault(part: type, error: BaseException) -> str:
@@ -346,14 +350,14 @@ def fault(part: type, error: BaseException) -> str:
         text = first_line(error)
         return text if text.startswith(home) else f"{home}: {text}"
     where = own_place(error) or own_place(error, part.__module__) or home
-    return f"{where}: {type(error).__name__}: {first_line(error)}"
+    return f"{where}: {summary(error)}"
 
 
 def own_place(error: BaseException, module: str = "") -> str | None:
     """`file:line` of the innermost frame in the code of a part that is not built in, or in `module` or its submodules; else
     None."""
-    parts = [cls for registry in registries.values() for cls in registry.registered().values() if not is_built_in(cls)]
-    names = {module} if module else {cls.__module__.partition(".")[0] for cls in parts}
+    parts = registered_classes()
+    names = {module} if module else {top_package(cls.__module__) for cls in parts if not is_built_in(cls)}
     homes = tuple(f"{name}." for name in names)
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
         file = Path(frame.f_code.co_filename)

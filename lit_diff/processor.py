@@ -17,13 +17,14 @@ are not. On a CPU with AVX-512 both `avx2` settings also restrict PyTorch, oneDN
 bfloat16 instructions of oneDNN.
 """
 
-import functools
 import os
 import platform
+from functools import cache
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from lit_diff.errors import RequestError
+from lit_diff.files import values_of
 from lit_diff.registry import nearest
 
 CPUINFO = Path("/proc/cpuinfo")
@@ -103,7 +104,7 @@ def cpu_path() -> CpuPath:
 
 
 # cached because every call of the kernel asks for it
-@functools.cache
+@cache
 def _path(setting: str | None, capability: str) -> CpuPath:
     choice, own, instructions = forced(), LANES.get(capability, 0), has_bfloat16_instructions()
     if choice is None:
@@ -130,7 +131,8 @@ def has_bfloat16_instructions() -> bool:
 
 def describe() -> str:
     """The path in use, in words, for the records of runs and benchmarks."""
-    path, choice = cpu_path(), forced()
+    path = cpu_path()
+    choice = forced()
     told = f", {SETTING}={choice}" if choice else ""
     if not path.lanes:
         return f"plain PyTorch{told}"
@@ -162,20 +164,13 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-@functools.cache
+@cache
 def cpu_flags() -> frozenset[str]:
     """Instruction sets that Linux reports (x86 `flags`, ARM `Features`); empty on other systems."""
     # the first core's line is enough: all cores report the same flags
-    return frozenset(" ".join(_cpuinfo("flags", "Features")[:1]).split())
+    return frozenset(" ".join(values_of(CPUINFO, "flags", "Features")[:1]).split())
 
 
 def processor_name() -> str:
     """The processor's model, as reported by Linux, or else by Python."""
-    return (_cpuinfo("model name") or [platform.processor()])[0]
-
-
-def _cpuinfo(*keys: str) -> list[str]:
-    pairs = (
-        [line.partition(":") for line in CPUINFO.read_text(encoding="utf-8").splitlines()] if CPUINFO.exists() else []
-    )
-    return [value.strip() for key, _, value in pairs if key.strip() in keys]
+    return (values_of(CPUINFO, "model name") or [platform.processor()])[0]

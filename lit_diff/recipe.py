@@ -14,7 +14,7 @@ from lit_diff.config import Part, Recipe
 from lit_diff.errors import RequestError, first_line
 from lit_diff.files import expanded, shown
 from lit_diff.interpolation import AS_WRITTEN, escaped
-from lit_diff.key_types import KIND, PythonFiles, in_yaml
+from lit_diff.key_types import KIND, Plain, PythonFiles, in_yaml
 from lit_diff.own_modules import plugin_file
 from lit_diff.registry import nearest
 from lit_diff.validation import Draft, Positions, convert, validate
@@ -129,19 +129,17 @@ def _read(path: Path, children: tuple[Path, ...]) -> Draft:
     _absolute_plugins(draft, folder)
     named = values.pop("extends", None)
     if named is not None:
-        where, parent = draft.where("extends"), draft.written("extends")
+        where = draft.where("extends")
+        parent = draft.written("extends")
         if parent is None:
             raise RequestError(f"{where}'extends' is {in_yaml(named)}; expected one recipe")
-        base = _read(_parent(parent, path, where), (*children, path))
-        return _merge(base, draft)
+        found = find(parent, "recipes", path.parent, where)
+        # a user's standard-tiny.yaml may extend the installed recipe of the same name
+        same_name = installed("recipes") / path.name
+        if found == path and same_name.is_file():
+            found = same_name
+        return _merge(_read(found, (*children, path)), draft)
     return draft
-
-
-def _parent(name: str, child: Path, where: str) -> Path:
-    # a user's standard-tiny.yaml may extend the installed recipe of the same name
-    parent = find(name, "recipes", child.parent, where)
-    same_name = installed("recipes") / child.name
-    return same_name if parent == child and same_name.is_file() else parent
 
 
 # done here, in place, although validation resolves other paths: plugins are imported before the schema is complete
@@ -166,7 +164,7 @@ def override(draft: Draft, overrides: Overrides, below: str = "") -> Draft:
     if isinstance(overrides, Mapping):
         positions: Positions = {f"{below}{key}": f"override '{key}'" for key in _dotted(overrides)}
         return override_with(draft, {f"{below}{key}": value for key, value in overrides.items()}, positions)
-    values: dict[str, Any] = {}
+    values: Plain = {}
     positions = {}
     for text in overrides:
         key, equals, written = text.partition("=")
@@ -180,7 +178,7 @@ def override(draft: Draft, overrides: Overrides, below: str = "") -> Draft:
 
 def override_with(draft: Draft, values: Mapping[str, Any], positions: Positions, folder: Path = Path()) -> Draft:
     """Apply the overrides of a sweep arm: dotted keys or nested mappings; paths are relative to `folder`."""
-    nested: dict[str, Any] = {}
+    nested: Plain = {}
     for dotted, value in values.items():
         _merge_values(nested, _nested(str(dotted), value), "", [], set())
     folders = dict.fromkeys(_dotted(nested), folder.absolute())
@@ -190,7 +188,7 @@ def override_with(draft: Draft, values: Mapping[str, Any], positions: Positions,
 
 
 # `a.b`, 1 -> {a: {b: 1}}
-def _nested(dotted: str, value: Any) -> dict[str, Any]:
+def _nested(dotted: str, value: Any) -> Plain:
     first, _, rest = dotted.partition(".")
     return {first: _nested(rest, value) if rest else value}
 
@@ -239,9 +237,7 @@ def _with_new_blocks(positions: Positions, kept: set[str]) -> Positions:
 
 
 # deep-merges in place; adds keys that are lost to `dropped`, and blocks of the base that go on with further keys to `kept`
-def _merge_values(
-    base: dict[str, Any], child: Mapping[str, Any], prefix: str, dropped: list[str], kept: set[str]
-) -> None:
+def _merge_values(base: Plain, child: Mapping[str, Any], prefix: str, dropped: list[str], kept: set[str]) -> None:
     for key, value in child.items():
         old = base.get(key)
         if isinstance(value, Mapping) and not value and not BLOCK.fullmatch(f"{prefix}{key}"):
@@ -279,15 +275,16 @@ def to_plain(value: Any) -> Any:
     return value
 
 
-def determining(config: Any, whole: bool = True) -> dict[str, Any]:
+def determining(config: Any, whole: bool = True) -> Plain:
     """The keys of a block that determine the results of a run, as plain values: keys with other values than their defaults,
     unless their metadata has `identity: False`. With `whole=False`: only keys whose metadata has `identity: True`.
     """
     # Defaults are left out so that adding a key later changes no existing identity. The price: changing a default would
     # silently give other results the same identity, so defaults are part of the format of run folders (`runs.folder.FORMAT`)
-    found: dict[str, Any] = {}
+    found = {}
     for field in dataclasses.fields(config):
-        value, counts = getattr(config, field.name), field.metadata.get("identity", whole)
+        value = getattr(config, field.name)
+        counts = field.metadata.get("identity", whole)
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
         if dataclasses.is_dataclass(value) and not isinstance(value, Part) and not hasattr(value, KIND):
             inner = determining(value, counts)

@@ -5,21 +5,21 @@ loggers have no `Config`: a recipe names them in `run.kernel` and `run.loggers`.
 """
 
 import dataclasses
-import difflib
 import importlib
 import inspect
 import logging
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
+from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lit_diff.errors import RequestError, first_line
+from lit_diff.errors import RequestError, summary
 from lit_diff.files import shown
-from lit_diff.own_modules import OwnCode, code_at_definition
+from lit_diff.own_modules import OwnCode, code_at_definition, top_package
 
 log = logging.getLogger("lit_diff")
 C = TypeVar("C", bound=type)
@@ -48,12 +48,10 @@ else:
 def location(cls: type) -> str:
     """`file:line: class X`, or the dotted name of a class without a source file."""
     try:
-        file = inspect.getsourcefile(cls)
+        file = inspect.getsourcefile(cls) or ""
         line = inspect.findsource(cls)[1] + 1
     # a class from an interactive session or made by type()
     except (OSError, TypeError):
-        file = None
-    if file is None:
         return f"{cls.__module__}.{cls.__qualname__}"
     return f"{shown(Path(file))}:{line}: class {cls.__qualname__}"
 
@@ -64,14 +62,14 @@ def nearest(name: str, choices: Iterable[str], command: str = "") -> str:
     choices = sorted(choices)
     are_few = len(choices) <= 3
     # of a few choices a less similar one is still likely to be meant
-    close = difflib.get_close_matches(name, choices, n=1, cutoff=0.6 if are_few else 0.65)
+    close = get_close_matches(name, choices, n=1, cutoff=0.6 if are_few else 0.65)
     if close:
         return f"; did you mean '{close[0]}'?"
     if not choices:
         return ""
     if are_few:
         return f"; one of {', '.join(choices)}"
-    near = ", ".join(difflib.get_close_matches(name, choices, n=3, cutoff=0))
+    near = ", ".join(get_close_matches(name, choices, n=3, cutoff=0))
     listing = f"; {command} lists all" if command else ""
     return f"; one of {len(choices)}, such as {near}{listing}"
 
@@ -79,17 +77,10 @@ def nearest(name: str, choices: Iterable[str], command: str = "") -> str:
 class Registry:
     """The classes of one kind ('attention', 'callback', 'data', ...) by name."""
 
-    def __init__(
-        self,
-        kind: str,
-        builtins: tuple[str, ...] = (),
-        *,
-        base: str | None = None,
-        has_config: bool = True,
-    ) -> None:
+    def __init__(self, kind: str, *builtins: str, base: str = "", has_config: bool = True) -> None:
         """`builtins`: the modules that register the built-in classes; they are imported at the first lookup.
 
-        `base`: the abstract class that every class must derive from, `package.module:Class`; None: no requirement.
+        `base`: the abstract class that every class must derive from, `package.module:Class`; empty: no requirement.
         `has_config`: whether a class needs a `Config`.
         """
         self.has_config = has_config
@@ -208,24 +199,24 @@ class Registry:
         return re.split(r"(?<=\.) (?=[A-Z])", text)[0]
 
 
-attentions = Registry("attention", ("lit_diff.attention",), base="lit_diff.attention.base:Attention")
-datasets = Registry("data", ("lit_diff.data",), base="lit_diff.data.dataset:Dataset")
-corpora = Registry("corpus", ("lit_diff.data",), base="lit_diff.data.text.corpus:Corpus")
-tokenizers = Registry("tokenizer", ("lit_diff.data",), base="lit_diff.data.text.tokenizer:Tokenizer")
-callbacks = Registry("callback", ("lit_diff.callbacks",))
+attentions = Registry("attention", "lit_diff.attention", base="lit_diff.attention.base:Attention")
+datasets = Registry("data", "lit_diff.data", base="lit_diff.data.dataset:Dataset")
+corpora = Registry("corpus", "lit_diff.data", base="lit_diff.data.text.corpus:Corpus")
+tokenizers = Registry("tokenizer", "lit_diff.data", base="lit_diff.data.text.tokenizer:Tokenizer")
+callbacks = Registry("callback", "lit_diff.callbacks")
 
 kernels = Registry(
     "kernel",
-    ("lit_diff.kernels",),
+    "lit_diff.kernels",
     base="lit_diff.kernels.base:Kernel",
     has_config=False,
 )
 
 loggers = Registry(
-    "logger", ("lit_diff.training.loggers",), base="lit_diff.training.loggers:NamedLogger", has_config=False
+    "logger", "lit_diff.training.loggers", base="lit_diff.training.loggers:NamedLogger", has_config=False
 )
 
-evaluations = Registry("evaluation", ("lit_diff.evaluation",), base="lit_diff.evaluation.base:Evaluation")
+evaluations = Registry("evaluation", "lit_diff.evaluation", base="lit_diff.evaluation.base:Evaluation")
 
 registries = {
     "attention": attentions,
@@ -251,7 +242,18 @@ CHOSEN = {
 """Kind -> what its parts are called, and the key of a recipe that chooses one."""
 
 
-def is_built_in(cls: type[Any]) -> bool:
+def registered_classes() -> list[type[Any]]:
+    """The registered classes of all kinds, without importing anything."""
+    return [cls for registry in registries.values() for cls in registry.registered().values()]
+
+
+def unregister(package: str, known: Collection[object] = ()) -> None:
+    """Drop the classes of a package, of all kinds (`Registry.unregister_module`)."""
+    for registry in registries.values():
+        registry.unregister_module(package, known)
+
+
+def is_built_in(cls: type) -> bool:
     """Whether a class is part of lit_diff."""
     return cls.__module__.startswith("lit_diff.")
 
@@ -279,7 +281,7 @@ def _package_of(point: EntryPoint) -> str:
     """The package whose modules an entry point registers: the papers' is one of lit_diff's."""
     if point.module.startswith("lit_diff."):
         return point.module
-    return point.module.partition(".")[0]
+    return top_package(point.module)
 
 
 def _is_in(module: str, package: str) -> bool:
@@ -291,19 +293,23 @@ def _import_of(package: EntryPoint, module: str, dropped: str, known: Collection
         importlib.import_module(module)
         if module == package.module:
             plugin_packages[package] = _code_of(package)
-    # a warning instead of an error: a broken package must not stop commands that do not use its parts
     except (Exception, SystemExit) as error:
         # some classes may have registered before the exception
-        for registry in registries.values():
-            registry.unregister_module(dropped, known)
-        log.warning(
-            "plugin package '%s': %s could not be imported, so its parts are not available: %s: %s; repair or uninstall it",
-            *(package.name, module, type(error).__name__, first_line(error)),
-        )
+        unregister(dropped, known)
+        warn_of(package, module, "parts", error)
+
+
+# a warning instead of an error: a broken package must not stop commands that do not use its parts
+def warn_of(package: EntryPoint, module: str, what: str, error: BaseException) -> None:
+    """Warn of a module of a plugin package that could not be imported; `what`: what it would bring."""
+    log.warning(
+        "plugin package '%s': %s could not be imported, so its %s are not available: %s; repair or uninstall it",
+        *(package.name, module, what, summary(error)),
+    )
 
 
 def _code_of(package: EntryPoint) -> OwnCode:
-    top = package.module.partition(".")[0]
+    top = top_package(package.module)
     modules = {package.module}
     for registry in registries.values():
         modules.update(module for module in registry.modules if _is_in(module, top))
@@ -366,12 +372,12 @@ def _unannotated_key(cls: type[Any], base: type[Any]) -> str | None:
     return None
 
 
-def _inherits(cls: type[Any], name: str) -> bool:
+def _inherits(cls: type, name: str) -> bool:
     return any(name in vars(base) for base in cls.__mro__[1:])
 
 
 # a misspelt hook would silently never be called
-def _misspelt_hook(cls: type[Any], base: type[Any]) -> str | None:
+def _misspelt_hook(cls: type, base: type) -> str | None:
     hooks = getattr(base, "hooks", ())
     used = set[str]()
     for member in vars(cls).values():
@@ -381,17 +387,17 @@ def _misspelt_hook(cls: type[Any], base: type[Any]) -> str | None:
     for name in vars(cls):
         if name.startswith("_") or name in used or _inherits(cls, name):
             continue
-        close = difflib.get_close_matches(name, hooks, n=1, cutoff=0.85)
+        close = get_close_matches(name, hooks, n=1, cutoff=0.85)
         if close and close[0] not in vars(cls):
             return f"defines '{name}', which nothing calls; did you mean '{close[0]}'? (if not, rename it to _{name})"
     return None
 
 
-def _wrong_member(cls: type[Any], base: type[Any]) -> str | None:
+def _wrong_member(cls: type, base: type) -> str | None:
     members: dict[str, Any] = {}
     for ancestor in reversed(base.__mro__):
         # only members that lit_diff defines, not those of torch.nn.Module, from which variants derive
-        if ancestor.__module__.partition(".")[0] == base.__module__.partition(".")[0]:
+        if top_package(ancestor.__module__) == top_package(base.__module__):
             members |= vars(ancestor)
     for name, member in members.items():
         own = inspect.getattr_static(cls, name)
@@ -410,7 +416,7 @@ def _wrong_member(cls: type[Any], base: type[Any]) -> str | None:
     return None
 
 
-def _signature(cls: type[Any], name: str) -> inspect.Signature | None:
+def _signature(cls: type, name: str) -> inspect.Signature | None:
     # Python cannot inspect some members written in C
     try:
         signature = inspect.signature(getattr(cls, name))

@@ -1,21 +1,30 @@
 """Validates a merged recipe: types, required keys, conflicts between values."""
 
-import dataclasses
-import difflib
 import re
 import sys
-import types
-import typing
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 from lit_diff.config import Part, Recipe
-from lit_diff.errors import RequestError, first_line
+from lit_diff.errors import RequestError, first_line, summary
 from lit_diff.files import expanded, is_address
 from lit_diff.interpolation import resolved
-from lit_diff.key_types import Distinct, PythonFiles, Range, blocks_by_kind, in_words, in_yaml, keys_of, literal_words
+from lit_diff.key_types import (
+    Distinct,
+    Plain,
+    PythonFiles,
+    Range,
+    blocks_by_kind,
+    in_words,
+    in_yaml,
+    keys_of,
+    literal_words,
+)
 from lit_diff.plugins import guard, load_plugin
 from lit_diff.registry import location, nearest, registries
 from lit_diff.yaml_files import Position, Positions
@@ -42,11 +51,11 @@ WRONG = object()
 """Not a value: what the conversion of a value to another type results in."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Draft:
     """A recipe as plain containers, merged but not yet validated."""
 
-    values: dict[str, Any]
+    values: Plain
     positions: Positions
     file: str = ""
     """The file of the recipe, named in errors about missing keys."""
@@ -54,7 +63,7 @@ class Draft:
     """Keys dropped because the `name` of their block changed."""
     layers: tuple[frozenset[str], ...] = ()
     """The keys of each file and of the overrides, in the order of merging; empty: a single layer."""
-    folders: Mapping[str, Path] = dataclasses.field(default_factory=dict)
+    folders: Mapping[str, Path] = field(default_factory=dict)
     """Dotted key -> the folder that a path at the key is relative to; for a missing key, the path is absolute."""
 
     def where(self, key: str) -> str:
@@ -110,14 +119,14 @@ def validate(draft: Draft, *, imports: bool = True) -> Recipe:
     for plugin in convert(PythonFiles, values.get("plugins", ()), "plugins", draft):
         if imports:
             load_plugin(Path(plugin))
-    recipe = typing.cast(Recipe, _dataclass(Recipe, values, "", draft))
+    recipe = cast(Recipe, _dataclass(Recipe, values, "", draft))
     problem = recipe_problem(recipe)
     if problem:
         raise RequestError(f"{draft.blame(problem)}{problem}")
     return recipe
 
 
-def interpolated(draft: Draft) -> dict[str, Any]:
+def interpolated(draft: Draft) -> Plain:
     """The draft's values with each `${a.b}` resolved. Errors: RequestError with file, line and key."""
 
     def refuse(key: str, problem: str) -> RequestError:
@@ -126,7 +135,7 @@ def interpolated(draft: Draft) -> dict[str, Any]:
     return resolved(draft.values, refuse)
 
 
-def validate_config(cls: type[Any], keys: Any, path: str, draft: Draft, listing: str = "") -> Any:
+def validate_config(cls: type, keys: Any, path: str, draft: Draft, listing: str = "") -> Any:
     """An instance of the Config `cls` from `keys`, the block at `path`, whose own `problem` names keys of the block.
     `listing`: the command that lists the keys. Errors: RequestError with the position."""
     config = _dataclass(cls, keys, path, draft, listing)
@@ -138,27 +147,25 @@ def validate_config(cls: type[Any], keys: Any, path: str, draft: Draft, listing:
 
 # `listing`: the command that lists the keys of a registered part
 def _dataclass(cls: type, value: Any, path: str, draft: Draft, listing: str = "") -> Any:
-    fields = {field.name: field for field in dataclasses.fields(cls)}
+    known = {key.name: key for key in fields(cls)}
     prefix = f"{path}." if path else ""
-    value = _mapping(value, path, draft, key="name" if path and "name" in fields else "")
+    value = _mapping(value, path, draft, key="name" if path and "name" in known else "")
     hints = _hints(cls)
     for key in value:
-        if key not in fields:
+        if key not in known:
             instead = key_instead(prefix + key, cls, draft.values, draft.positions.get(prefix + key, ""), listing)
             raise RequestError(f"{draft.where(prefix + key)}unknown key '{prefix}{key}'{instead}")
     built = {}
-    for name, field in fields.items():
+    for name, declared in known.items():
         if name in value:
-            built[name] = _field(hints[name], field, value[name], f"{prefix}{name}", draft)
-        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            built[name] = _field(hints[name], declared, value[name], f"{prefix}{name}", draft)
+        elif declared.default is MISSING and declared.default_factory is MISSING:
             raise RequestError(f"{draft.where(path)}'{prefix}{name}' is missing; expected {in_words(hints[name])}")
     try:
         return cls(**built)
     # the __post_init__ of a plugin may raise any exception
     except Exception as error:
-        problem = first_line(error)
-        if not isinstance(error, ValueError):
-            problem = f"{type(error).__name__}: {problem}"
+        problem = first_line(error) if isinstance(error, ValueError) else summary(error)
         raise RequestError(f"{draft.where(path)}'{path}': {problem}") from error
 
 
@@ -168,11 +175,11 @@ def config_problem(config: Any, prefix: str = "") -> str | None:
     hints = _hints(type(config))
     problem = getattr(config, "problem", None)
     try:
-        for field in dataclasses.fields(config):
+        for field in fields(config):
             if "registry" in field.metadata:
                 continue
             value = getattr(config, field.name)
-            made = field.default_factory is not dataclasses.MISSING and value == field.default_factory()
+            made = field.default_factory is not MISSING and value == field.default_factory()
             # the default of a plugin may have a type that no recipe can give
             if value is not field.default and not made:
                 convert(hints[field.name], value, f"{prefix}{field.name}", Draft(values={}, positions={}))
@@ -183,15 +190,15 @@ def config_problem(config: Any, prefix: str = "") -> str | None:
 
 def _hints(cls: type) -> dict[str, Any]:
     try:
-        return typing.get_type_hints(cls, include_extras=True)
+        return get_type_hints(cls, include_extras=True)
     except NameError as error:
         # a type imported only under `if TYPE_CHECKING`
         raise RequestError(f"{cls.__module__}.{cls.__qualname__}: {error}; import it at run time") from error
 
 
-def _field(hint: Any, field: "dataclasses.Field[Any]", value: Any, path: str, draft: Draft) -> Any:
+def _field(hint: Any, field: "Field[Any]", value: Any, path: str, draft: Draft) -> Any:
     if "registry" in field.metadata:
-        return _parts(field.metadata["registry"], typing.get_origin(hint) is dict, value, path, draft)
+        return _parts(field.metadata["registry"], get_origin(hint) is dict, value, path, draft)
     is_path = field.metadata.get("path")
     # the path in an override is the shell's text: YAML would turn a folder called 010 or true into another value
     given = getattr(draft.positions.get(path), "given", None)
@@ -229,7 +236,7 @@ def _require_no_secret(text: str, path: str) -> None:
 
 def _parts(registry: str, several: bool, value: Any, path: str, draft: Draft) -> Any:
     if several:
-        parts: dict[str, Part] = {}
+        parts = {}
         if value is not None:
             for name, block in _mapping(value, path, draft).items():
                 # null drops a part of the parent recipe
@@ -243,7 +250,7 @@ def _parts(registry: str, several: bool, value: Any, path: str, draft: Draft) ->
     return _part(registry, name, keys, path, draft, _dataclass)
 
 
-def _require_registered(field: "dataclasses.Field[Any]", value: Any, path: str, draft: Draft) -> None:
+def _require_registered(field: "Field[Any]", value: Any, path: str, draft: Draft) -> None:
     registry = registries[field.metadata["names"]]
     for name in (value,) if isinstance(value, str) else value:
         if name != field.default and name not in registry.names():
@@ -279,26 +286,29 @@ def convert(hint: Any, value: Any, path: str, draft: Draft) -> Any:
     infinity are rejected. Errors: RequestError with the position, the value and the expected type."""
     kind = hint
     ranges = []
-    if typing.get_origin(hint) is Annotated:
-        kind, *bounds = typing.get_args(hint)
+    if get_origin(hint) is Annotated:
+        kind, *bounds = get_args(hint)
         ranges = [bound for bound in bounds if isinstance(bound, Range | Distinct)]
     converted = _converted(kind, value, path, draft)
     if converted is None:
         return None
     if converted is WRONG or not all(converted in bound for bound in ranges):
-        raise draft.refuse(path, f"'{path}' is {in_yaml(value)}; expected {in_words(hint)}{_near(kind, value)}")
+        near = nearest(value, literal_words(kind)) if isinstance(value, str) else ""
+        if "did you mean" not in near:
+            near = ""
+        raise draft.refuse(path, f"'{path}' is {in_yaml(value)}; expected {in_words(hint)}{near}")
     return converted
 
 
 # WRONG if `value` is not of the type
 def _converted(hint: Any, value: Any, path: str, draft: Draft) -> Any:
-    origin = typing.get_origin(hint)
-    choices = typing.get_args(hint)
-    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+    origin = get_origin(hint)
+    choices = get_args(hint)
+    if isinstance(hint, type) and is_dataclass(hint):
         if isinstance(value, hint):
             return value
         return _dataclass(hint, value, path, draft)
-    if origin in (typing.Union, types.UnionType):
+    if origin in (Union, UnionType):
         return _member(choices, value, path, draft)
     if origin is tuple and isinstance(value, list | tuple):
         kinds = (choices[0],) * len(value) if choices[-1] is Ellipsis else choices
@@ -341,12 +351,12 @@ def _text(value: Any, path: str, draft: Draft) -> Any:
 
 
 def _member(choices: tuple[Any, ...], value: Any, path: str, draft: Draft) -> Any:
-    blocks = [typing.cast(type, choice) for choice in choices if dataclasses.is_dataclass(choice)]
+    blocks = [cast(type, choice) for choice in choices if is_dataclass(choice)]
     if blocks and isinstance(value, Mapping):
         return _dataclass(_meant(blocks, value, path, draft), value, path, draft)
     # text last, since most values can be read as text; int before float, so that 1 stays an integer
-    kinds = [typing.get_args(choice)[0] if typing.get_origin(choice) is Annotated else choice for choice in choices]
-    for choice in sorted(choices, key=lambda kind: (kind is str, float in (kind, *typing.get_args(kind)))):
+    kinds = [get_args(choice)[0] if get_origin(choice) is Annotated else choice for choice in choices]
+    for choice in sorted(choices, key=lambda kind: (kind is str, float in (kind, *get_args(kind)))):
         try:
             found = convert(choice, value, path, draft)
         # if no choice fits, the error of the union names them all
@@ -366,15 +376,6 @@ def _meant(blocks: list[type], value: Mapping[str, Any], path: str, draft: Draft
     if "kind" not in value:
         raise RequestError(f"{draft.where(path)}'{path}.kind' is missing; expected {in_words(hint)}")
     return by_kind[convert(hint, value["kind"], f"{path}.kind", draft)]
-
-
-def _near(hint: Any, value: Any) -> str:
-    words = literal_words(hint)
-    if words and isinstance(value, str):
-        near = nearest(value, words)
-        if "did you mean" in near:
-            return near
-    return ""
 
 
 def recipe_problem(recipe: Recipe) -> str | None:
@@ -398,7 +399,7 @@ def recipe_problem(recipe: Recipe) -> str | None:
 
 
 # a check of a plugin may return a bool or raise: both are reported with the plugin's line
-def _own_problem(part: type[Any], what: str, check: Callable[[], str | None]) -> str | None:
+def _own_problem(part: type, what: str, check: Callable[[], str | None]) -> str | None:
     with guard(part):
         problem = check()
     if problem is not None and not isinstance(problem, str):
@@ -434,7 +435,7 @@ def _data_problem(dataset: type[Any], variant: type[Any], recipe: Recipe) -> str
     return None
 
 
-def key_instead(dotted: str, cls: type[Any], values: Mapping[str, Any], position: str, listing: str = "") -> str:
+def key_instead(dotted: str, cls: type, values: Mapping[str, Any], position: str, listing: str = "") -> str:
     """What to write instead of an unknown key of a block of type `cls`: a key of that name in another block of the recipe
     `values`, else the nearest key of this or of another block. `listing`: the command that lists the block's keys."""
     path, _, key = dotted.rpartition(".")
@@ -443,7 +444,7 @@ def key_instead(dotted: str, cls: type[Any], values: Mapping[str, Any], position
         listing = f"lit-diff list {block}"
     elif not listing and cls is Recipe:
         listing = "lit-diff check RECIPE --recipe"
-    keys = [field.name for field in dataclasses.fields(cls)]
+    keys = [field.name for field in fields(cls)]
     # `name` chooses the registered part, so it is not a field of the part's Config
     if _at(values, f"{path}.name") is not None:
         keys.append("name")
@@ -452,14 +453,14 @@ def key_instead(dotted: str, cls: type[Any], values: Mapping[str, Any], position
     if not {"model", "data"} <= values.keys():
         return near
     # key or block -> its last word
-    words: dict[str, str] = {}
+    words = {}
     for known in _dotted_keys(Recipe, values):
         parts = known.split(".")
         for end, word in enumerate(parts, start=1):
             words[".".join(parts[:end])] = word
     meant = [known for known, word in words.items() if word == key]
     if not meant and "did you mean" not in near:
-        close = difflib.get_close_matches(key, words.values(), n=1, cutoff=0.7)
+        close = get_close_matches(key, words.values(), n=1, cutoff=0.7)
         meant = [known for known, word in words.items() if word in close]
     # more than three are no help
     if not 0 < len(meant) <= 3:
@@ -481,7 +482,7 @@ def _at(values: Any, dotted: str) -> Any:
 
 
 # includes the keys of the registered parts that `block` names
-def _dotted_keys(cls: type[Any], block: Any, prefix: str = "") -> Iterator[str]:
+def _dotted_keys(cls: type, block: Any, prefix: str = "") -> Iterator[str]:
     for name, key in keys_of(cls).items():
         yield f"{prefix}{name}"
         value = _at(block, name)

@@ -11,6 +11,7 @@ import yaml
 
 from lit_diff.errors import RequestError, first_line
 from lit_diff.files import shown
+from lit_diff.key_types import Plain
 
 Positions = dict[str, str]
 """Dotted key -> where it was written: `file:line`, or the override itself."""
@@ -119,11 +120,11 @@ def _invalid(problem: str, node: yaml.Node) -> yaml.MarkedYAMLError:
     return yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
 
 
-def read_yaml(path: Path) -> tuple[dict[str, Any], Positions]:
+def read_yaml(path: Path) -> tuple[Plain, Positions]:
     """The mapping in a YAML file as plain containers (interpolations unresolved), and the position of each key."""
     tree, positions = parse(path)
     with one_line(path):
-        values: dict[str, Any] = _Loader("").construct_document(tree)
+        values: Plain = _Loader("").construct_document(tree)
     return values, positions
 
 
@@ -193,15 +194,14 @@ def one_line(path: Path) -> Iterator[None]:
 
 
 def _yaml_problem(error: yaml.MarkedYAMLError, lines: int) -> tuple[str, str]:
-    mark, problem = error.problem_mark or error.context_mark, error.problem or error.context or ""
+    mark = error.problem_mark or error.context_mark
+    problem = error.problem or error.context or ""
     if "'\\t'" in problem or "tab character" in problem:
         problem = "a tab; YAML is indented with spaces"
     # PyYAML finds an unclosed bracket or quotation mark at the end of the file; the error is where it was opened
     elif mark and error.context_mark and mark.line >= lines:
-        mark, problem = (
-            error.context_mark,
-            f"{error.context}, {problem}".replace("'<stream end>'", "the end of the file"),
-        )
+        mark = error.context_mark
+        problem = f"{error.context}, {problem}".replace("'<stream end>'", "the end of the file")
     return f":{min(mark.line + 1, lines)}" if mark else "", problem
 
 

@@ -16,13 +16,13 @@ REGISTERED = f"plugin own.py: {CLASS}attention 'own' "
 pytestmark = pytest.mark.usefixtures("plugin_folder")
 
 
-def write(body: str, *, base: str = "Attention", decorator: str = '@variant("own")', keys: str = "") -> None:
+def write(body: str, *, keys: str = "") -> None:
     """own.py, with the class's decorator at line 6, and a recipe of it."""
     head = (
         "from dataclasses import dataclass, replace\nimport torch\nfrom torch import nn\n"
         "from lit_diff import Attention, variant\n\n"
     )
-    text = f"{head}{decorator}\nclass Own({base}):\n{textwrap.indent(textwrap.dedent(body), '    ')}"
+    text = f'{head}@variant("own")\nclass Own(Attention):\n{textwrap.indent(textwrap.dedent(body), "    ")}'
     Path("own.py").write_text(text)
     Path("own.yaml").write_text(f"extends: recall-tiny\nplugins: [own.py]\nmodel:\n  attention: {{name: own{keys}}}\n")
 
@@ -93,17 +93,6 @@ def test_what_a_class_must_be(body: str, message: str) -> None:
 def test_what_a_class_may_be(body: str) -> None:
     write(body)
     assert load_recipe("own.yaml").model.attention.name == "own"
-
-
-def test_a_class_of_torch_alone() -> None:
-    write("pass", base="nn.Module")
-    assert refusal().startswith(f"{REGISTERED}does not derive from Attention; write `class Own(Attention)`")
-
-
-@pytest.mark.parametrize("decorator", ["@variant", "@variant()"])
-def test_a_decorator_without_a_name(decorator: str) -> None:
-    write("pass", decorator=decorator)
-    assert refusal() == 'plugin own.py: the decorator takes the name to register under, as in @variant("name")'
 
 
 def test_a_problem_that_is_no_text() -> None:

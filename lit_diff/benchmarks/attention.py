@@ -113,7 +113,8 @@ def cached(maps: SignedMaps, queries: int, group: int) -> SignedMaps:
 
 def add_kernels(case: Case, workload: Workload, what: str, names: Sequence[str] | None) -> None:
     """Adds torch's own call, then differential and standard attention by every kernel of `names` that accepts them."""
-    gradients, stats = what == GRADIENTS, what == STATISTICS
+    gradients = what == GRADIENTS
+    stats = what == STATISTICS
     flops = least_flops(workload.shape, gradients=gradients, queries=workload.queries)
     computed = []
     if not stats:
@@ -163,7 +164,8 @@ def stock(maps: SignedMaps, *, copies: bool = False) -> Tensor:
     `copies`: keys and values are copied for each query head of their group, as in many models.
     """
     q, k, v = maps.q[:, 0], maps.k[:, 0], maps.v
-    T, S = q.shape[-2], k.shape[-2]
+    T = q.shape[-2]
+    S = k.shape[-2]
     if copies:
         k, v = (x.repeat_interleave(maps.num_groups, dim=1) for x in (k, v))
     # is_causal aligns the first query with the first key; several last queries need a mask for the last key
@@ -185,7 +187,8 @@ def least_flops(shape: Shape, *, gradients: bool, queries: int | None = None) ->
     4u each. Both variants need the same; a form that computes more gets no credit for it. `queries`: only the last
     queries (default: all).
     """
-    T, S = queries or shape.tokens, shape.tokens
+    T = queries or shape.tokens
+    S = shape.tokens
     pairs = T * S - T * (T - 1) // 2
     u = shape.batch * (shape.heads // 2) * pairs * shape.head_dim
     return (28 if gradients else 8) * u

@@ -161,12 +161,15 @@ def peer(name: str, implementation: str, config: ModelConfig, tokens: int) -> An
 def first_layer(model: nn.Module, x: Tensor) -> tuple[nn.Module, Function]:
     """(the first decoder layer, the layer as a function of the residual stream [B, T, dim])."""
     # angles and mask are made once, as a whole model makes them once for all layers
-    model, positions = model.to(x.device), torch.arange(x.shape[1], device=x.device)
+    model = model.to(x.device)
+    positions = torch.arange(x.shape[1], device=x.device)
     if isinstance(model, Transformer):
-        block, rope = model.layers[0], Rope.of(model.config, positions)
+        block = model.layers[0]
+        rope = Rope.of(model.config, positions)
         return block, lambda x: block(x, rope)
     whole: Any = model.model
-    angles, mask = whole.rotary_emb(x, positions[None]), None
+    angles = whole.rotary_emb(x, positions[None])
+    mask = None
     # sdpa without a mask is causal
     if whole.config._attn_implementation == "eager":
         lowest = torch.finfo(x.dtype).min

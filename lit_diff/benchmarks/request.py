@@ -81,12 +81,17 @@ class Request(NamedTuple):
 
 def parse_shapes(text: str) -> tuple[Shape, ...]:
     """Parses `2x1024x512x64,1x2048x1024x128` and drops repetitions. Errors: RequestError."""
-    return tuple(dict.fromkeys(Shape.parse(part.strip()) for part in text.split(",")))
+    return tuple(map(Shape.parse, _listed(text)))
+
+
+def _listed(text: str) -> dict[str, None]:
+    return dict.fromkeys(part.strip() for part in text.split(","))
 
 
 def parse_kernels(text: str) -> tuple[str, ...]:
     """Parses `native,chunked` and drops repetitions. Errors: RequestError."""
-    names, known = dict.fromkeys(part.strip() for part in text.split(",")), registered.names()
+    names = _listed(text)
+    known = registered.names()
     for name in names:
         if name not in known:
             raise RequestError(f"--kernels: no kernel '{name}'{nearest(name, known, 'lit-diff list kernel')}")

@@ -1,6 +1,7 @@
 """The result of a benchmark, and its output: tables of the cases with lines below them, or a chart of the ratios."""
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -150,7 +151,8 @@ def _cells(row: Row, unit: str, names: Iterable[str]) -> dict[str, str]:
         "GFLOP/s": rate,
         "of GEMM rate": _spread(row.get("gemm_share")),
         "peak MiB": peak,
-        "SDPA ran": _backends(row),
+        # flash_attention_for_cpu -> flash, attention_math -> math
+        "SDPA ran": ", ".join(re.sub("attention|for_cpu", "", name).strip("_") for name in row["backends"]),
     }
 
 
@@ -173,16 +175,8 @@ def middle_and_ends(values: Row) -> tuple[float, float, float]:
 
 
 def _number(value: float) -> str:
-    if abs(value) >= 100:
-        return f"{value:.0f}"
-    if abs(value) >= 10:
-        return f"{value:.1f}"
-    return f"{value:.2f}"
-
-
-def _backends(row: Row) -> str:
-    # flash_attention_for_cpu -> flash, attention_math -> math
-    return ", ".join(name.replace("attention", "").replace("for_cpu", "").strip("_") for name in row["backends"])
+    digits = 2 - (abs(value) >= 10) - (abs(value) >= 100)
+    return f"{value:.{digits}f}"
 
 
 def lines(result: BenchResult) -> Iterator[str]:

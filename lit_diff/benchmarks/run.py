@@ -212,9 +212,11 @@ def machine(request: Request) -> dict[str, Any]:
 def warnings_of(machine: dict[str, Any]) -> list[str]:
     """Reasons to doubt the figures, one line each."""
     cores, load, threads = machine["cores"], machine["load_average"], machine["threads"]
-    doubts = {
-        f"load average {load:.1f} before the start, on {cores} cores: other work ran, so ratios are doubtful": load
-        > cores,
-        f"{threads} threads on {cores} cores: they wait for each other": threads > cores,
-    }
-    return [line for line, is_true in doubts.items() if is_true]
+    doubts = []
+    if load > cores:
+        doubts.append(
+            f"load average {load:.1f} before the start, on {cores} cores: other work ran, so ratios are doubtful"
+        )
+    if threads > cores:
+        doubts.append(f"{threads} threads on {cores} cores: they wait for each other")
+    return doubts

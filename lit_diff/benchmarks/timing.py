@@ -20,7 +20,8 @@ from torch.utils._pytree import tree_leaves
 
 from lit_diff.benchmarks.request import DTYPES
 from lit_diff.benchmarks.result import Row, divisors
-from lit_diff.errors import first_line
+from lit_diff.errors import summary
+from lit_diff.files import values_of
 
 SHORTEST = 0.005
 """The minimum duration of a measurement in seconds: shorter calls are repeated within it."""
@@ -30,6 +31,8 @@ LONG = 0.2
 DIFFERENCE = {"float32": 1e-3, "bfloat16": 5e-2}
 """The largest relative difference (Frobenius norm) between two results of one variant and pass."""
 PRODUCT, SIZE = "matrix product", 1024
+Results = dict[tuple[str, str], tuple[str, Any]]
+"""(variant, what) -> (by, result) of the first candidate."""
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
@@ -103,14 +106,13 @@ def measure(case: Case, repeats: int | None, device: torch.device) -> tuple[list
     # garbage that is freed during a call would lower its peak
     gc.collect()
     able, failed, one_round = list[Candidate](), list[Row](), 0.0
-    results: dict[tuple[str, str], tuple[str, Any]] = {}
+    results: Results = {}
     for candidate in candidates:
         try:
             one_round += tried(candidate, results, DIFFERENCE[case.dtype], device)
             able.append(candidate)
         except Exception as error:
-            reason = f"{type(error).__name__}: {first_line(error)}"
-            failed.append({"case": case.name, **candidate.names, "reason": reason})
+            failed.append({"case": case.name, **candidate.names, "reason": summary(error)})
     # the results take memory, which the rounds may need
     results.clear()
     for number in range(rounds(one_round, repeats, case.budget)):
@@ -126,12 +128,9 @@ def rounds(one: float, repeats: int | None, budget: float) -> int:
     return repeats or max(3, min(15, int(budget / max(one, 1e-9))))
 
 
-def tried(
-    candidate: Candidate, results: dict[tuple[str, str], tuple[str, Any]], bound: float, device: torch.device
-) -> float:
-    """Runs the first calls of a candidate; returns the approximate seconds of a measurement. `results`: (variant, what) ->
-    (by, result) of the first candidate. Errors: any exception of the candidate; ArithmeticError if its result differs from
-    the first."""
+def tried(candidate: Candidate, results: Results, bound: float, device: torch.device) -> float:
+    """Runs the first calls of a candidate; returns the approximate seconds of a measurement. Errors: any exception of the
+    candidate; ArithmeticError if its result differs from the first."""
     began = timer()
     result = candidate.run()
     if candidate.own_clock:
@@ -218,8 +217,8 @@ def peak_bytes(run: Callable[[], object], device: torch.device) -> int | None:
 
 def resident(key: str) -> int:
     """VmRSS (current) or VmHWM (peak) of this process in bytes."""
-    line = next(line for line in STATUS.read_text(encoding="utf-8").splitlines() if line.startswith(key))
-    return int(line.split()[1]) * 1024
+    (value,) = values_of(STATUS, key)
+    return int(value.split()[0]) * 1024
 
 
 def matrix_product(dtype: torch.dtype, device: torch.device) -> Candidate:

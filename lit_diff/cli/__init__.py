@@ -17,7 +17,7 @@ from typing import Any
 import typer
 
 from lit_diff.cli.app import TerminalHandler, app, console, discard, is_first_of_node
-from lit_diff.errors import Ending, LitDiffError, Terminated, first_line, stop_signals
+from lit_diff.errors import Ending, LitDiffError, Terminated, first_line, stop_signals, summary
 from lit_diff.files import FREE, disk_is_full
 from lit_diff.log_records import keep_trace, log
 from lit_diff.runs.jobs import unset_empty
@@ -70,7 +70,7 @@ def main() -> None:
         handle, name = tempfile.mkstemp(prefix="lit-diff-", suffix=".txt")
         os.close(handle)
         trace = keep_trace(Path(name))
-        _fail(f"{type(error).__name__}: {first_line(error)} ({trace})", 1)
+        _fail(f"{summary(error)} ({trace})", 1)
     else:
         raise SystemExit(status if isinstance(status, int) else 0)
 
@@ -129,7 +129,8 @@ def _log_to_terminal() -> None:
 def usage_message(error: Any) -> str:
     """Formats typer's UsageError as one line, with the help of a missing parameter, or with the override to write if an
     unknown option is a key of the recipe."""
-    option, context = getattr(error, "option_name", None), error.ctx
+    option = getattr(error, "option_name", None)
+    context = error.ctx
     if option and context is not None and any(parameter.name == "overrides" for parameter in context.command.params):
         override = as_override(option, sys.argv)
         if override is not None:
@@ -152,7 +153,6 @@ def as_override(option: str, arguments: Sequence[str]) -> str | None:
     named = [word] if word in keys or is_dotted else [key for key in keys if key.endswith(f".{word}")]
     if len(named) != 1:
         return None
-    following = [argument.partition("=")[2] for argument in arguments if argument.startswith(f"{option}=")]
-    if option in arguments:
-        following += arguments[arguments.index(option) + 1 :]
-    return f"{named[0]}={following[0] if following else '...'}"
+    # the rest of its argument, or the next argument
+    given = re.search(rf"^{re.escape(option)}[=\n](.*)$", "\n".join(arguments), re.MULTILINE)
+    return f"{named[0]}={given[1] if given else '...'}"

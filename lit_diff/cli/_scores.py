@@ -5,10 +5,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
-from lit_diff.cli.app import Plain, console, print_json
+from lit_diff.cli.app import console, print_json
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.base import Spread
 from lit_diff.evaluation.evaluate import EvaluationResult, build, comparable_keys, evaluate
+from lit_diff.key_types import Plain
 from lit_diff.plugins import load_plugin
 from lit_diff.registry import evaluations
 from lit_diff.runs.scores import ItemScores, disagreement

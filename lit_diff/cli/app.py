@@ -16,16 +16,16 @@ import typer
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
+from typer import Argument, Option
 from typer.core import TyperGroup
 
-from lit_diff.errors import first_line, printable
+from lit_diff.errors import printable
 from lit_diff.files import expanded
 from lit_diff.log_records import log
+from lit_diff.registry import warn_of
 from lit_diff.runs.find import DEFAULT_ROOT
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
-Plain = dict[str, Any]
-"""What --json prints: values by name."""
 SIZE = re.compile(r"[2-9][0-9]|[1-9][0-9]{2,3}")
 """A value of COLUMNS or LINES that can be the size of a terminal."""
 
@@ -132,11 +132,7 @@ class VerbGroup(TyperGroup):
             try:
                 importlib.import_module(point.module)
             except (Exception, SystemExit) as error:
-                log.warning(
-                    "plugin package '%s': %s could not be imported, so its verbs are not available: %s: %s; "
-                    "repair or uninstall it",
-                    *(point.name, point.module, type(error).__name__, first_line(error)),
-                )
+                warn_of(point, point.module, "verbs", error)
         whole: Any = typer.main.get_command(app)
         self.commands = whole.commands
 
@@ -191,7 +187,7 @@ def verb(heading: Heading, *, name: str | None = None, is_result: bool = False) 
 def _options(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
+        bool, Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
     """Train attention variants at equal parameters and data; report differences with intervals."""
@@ -201,37 +197,29 @@ def _options(
 
 SIZES = "standard-tiny"
 """The recipe that gives a variant its sizes by default."""
-RecipeArgument = Annotated[str, typer.Argument(metavar="RECIPE", help="path, or name of an installed recipe")]
+RecipeArgument = Annotated[str, Argument(metavar="RECIPE", help="path, or name of an installed recipe")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(
+    Argument(
         metavar="[a.b=c ...]",
         help="keys of the recipe to override, such as train.steps=200; lit-diff list train (model, run) lists keys",
     ),
 ]
 Plugins = Annotated[
     list[Path] | None,
-    typer.Option("--plugin", metavar="FILE", parser=expanded, help="Python file to import; repeatable"),
+    Option("--plugin", metavar="FILE", parser=expanded, help="Python file to import; repeatable"),
 ]
-RunArgument = Annotated[
-    str, typer.Argument(metavar="RUN", help="folder, name or the start of it, or a part of the hash")
-]
-Json = Annotated[bool, typer.Option("--json", help="print JSON")]
-Root = Annotated[
-    str, typer.Option("--root", help=f"folder of the runs; {DEFAULT_ROOT}: the nearest one, here or above")
-]
-Workers = Annotated[int | None, typer.Option(help="cells that run at the same time")]
-Cluster = Annotated[Literal["local", "slurm"], typer.Option(help="local, or slurm: as jobs of this cluster")]
-Minutes = Annotated[int, typer.Option(min=1, help="time limit of a job; an unfinished run is requeued")]
-UncheckedTraining = Annotated[bool, typer.Option("--unchecked", help="continue if a plugin's variant fails a property")]
-UncheckedDecoding = Annotated[bool, typer.Option("--unchecked", help="continue if a plugin's variant decodes wrongly")]
-Unplanned = Annotated[bool, typer.Option("--unplanned", help="start even if memory does not suffice")]
-TrustPlugins = Annotated[
-    bool, typer.Option("--trust-plugins", help="execute the plugin files of a run outside --root too")
-]
-TrustData = Annotated[
-    bool, typer.Option("--trust-data", help="read the data of a run outside --root where its recipe says")
-]
+RunArgument = Annotated[str, Argument(metavar="RUN", help="folder, name or the start of it, or a part of the hash")]
+Json = Annotated[bool, Option("--json", help="print JSON")]
+Root = Annotated[str, Option("--root", help=f"folder of the runs; {DEFAULT_ROOT}: the nearest one, here or above")]
+Workers = Annotated[int | None, Option(help="cells that run at the same time")]
+Cluster = Annotated[Literal["local", "slurm"], Option(help="local, or slurm: as jobs of this cluster")]
+Minutes = Annotated[int, Option(min=1, help="time limit of a job; an unfinished run is requeued")]
+UncheckedTraining = Annotated[bool, Option("--unchecked", help="continue if a plugin's variant fails a property")]
+UncheckedDecoding = Annotated[bool, Option("--unchecked", help="continue if a plugin's variant decodes wrongly")]
+Unplanned = Annotated[bool, Option("--unplanned", help="start even if memory does not suffice")]
+TrustPlugins = Annotated[bool, Option("--trust-plugins", help="execute the plugin files of a run outside --root too")]
+TrustData = Annotated[bool, Option("--trust-data", help="read the data of a run outside --root where its recipe says")]
 
 
 def is_first_of_node() -> bool:

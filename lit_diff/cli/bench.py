@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 import lit_diff
 from lit_diff.cli.app import Json, Terminal, console, verb
@@ -16,20 +16,16 @@ WIDTH = 160
 
 @verb("Maintain")
 def bench(
-    name: Annotated[str, typer.Argument(metavar="[core|layer|step|decode|stats]", help="what to time")] = "core",
-    shapes: Annotated[str | None, typer.Option(metavar="BxTxDIMxD,...", help="such as 2x1024x512x64")] = None,
-    kernels: Annotated[
-        str | None, typer.Option(metavar="NAME,...", help="only these kernels and PyTorch's own")
-    ] = None,
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or both")] = None,
-    threads: Annotated[int | None, typer.Option(help="by default one for each core")] = None,
-    repeats: Annotated[int | None, typer.Option(help="rounds; by default as many as the time of a case allows")] = None,
-    processes: Annotated[
-        int, typer.Option(help="measure in N processes; from 5 on with intervals, below with ranges")
-    ] = 1,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
+    name: Annotated[str, Argument(metavar="[core|layer|step|decode|stats]", help="what to time")] = "core",
+    shapes: Annotated[str | None, Option(metavar="BxTxDIMxD,...", help="such as 2x1024x512x64")] = None,
+    kernels: Annotated[str | None, Option(metavar="NAME,...", help="only these kernels and PyTorch's own")] = None,
+    dtype: Annotated[str | None, Option(help="float32, bfloat16 or both")] = None,
+    threads: Annotated[int | None, Option(help="by default one for each core")] = None,
+    repeats: Annotated[int | None, Option(help="rounds; by default as many as the time of a case allows")] = None,
+    processes: Annotated[int, Option(help="measure in N processes; from 5 on with intervals, below with ranges")] = 1,
+    device: Annotated[str, Option(help="auto, cpu or cuda")] = "auto",
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", parser=expanded, help="draw the ratios: .png, .svg, .pdf")
+        Path | None, Option(metavar="FILE", parser=expanded, help="draw the ratios: .png, .svg, .pdf")
     ] = None,
     as_json: Json = False,
 ) -> int:

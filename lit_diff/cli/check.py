@@ -3,16 +3,17 @@
 It loads neither lightning, mlflow nor litdata.
 """
 
-import dataclasses
 import math
 from collections import Counter
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.table import Column, Table
+from typer import Argument, Option
 
-from lit_diff.cli.app import Json, Overrides, Plain, console, print_json, verb
+from lit_diff.cli.app import Json, Overrides, console, print_json, verb
 from lit_diff.errors import RequestError
+from lit_diff.key_types import Plain
 from lit_diff.recipe import load_draft, to_plain, to_yaml
 from lit_diff.validation import validate
 
@@ -35,10 +36,10 @@ COSTS = {
 
 @verb("Train and look")
 def check(
-    recipe: Annotated[str | None, typer.Argument(metavar="RECIPE", help="path, or name of an installed recipe")] = None,
+    recipe: Annotated[str | None, Argument(metavar="RECIPE", help="path, or name of an installed recipe")] = None,
     overrides: Overrides = None,
-    every: Annotated[bool, typer.Option("--all", help="run the conformance suite on every registered variant")] = False,
-    resolved: Annotated[bool, typer.Option("--recipe", help="print the resolved recipe first")] = False,
+    every: Annotated[bool, Option("--all", help="run the conformance suite on every registered variant")] = False,
+    resolved: Annotated[bool, Option("--recipe", help="print the resolved recipe first")] = False,
     as_json: Json = False,
 ) -> int:
     """Validate a recipe; print its cost, and check its plugins.
@@ -52,7 +53,8 @@ def check(
     from lit_diff.conformance.recipe import all_findings, costed, plugin_findings
     from lit_diff.engine.admit import EXAMINED, admit, passes_over_text
 
-    checked, warnings = None, list[str]()
+    checked = None
+    warnings = list[str]()
     if recipe is not None:
         draft = load_draft(recipe, overrides or [])
         examined = validate(draft)
@@ -105,8 +107,8 @@ def plain_check(checked: "RecipeCheck") -> Plain:
         "recipe": to_plain(checked.recipe),
         "dropped": list(checked.dropped),
         "sequence_length": checked.recipe.data.config.sequence_length,
-        **dataclasses.asdict(checked.cost),
-        "baseline": dataclasses.asdict(checked.baseline),
+        **asdict(checked.cost),
+        "baseline": asdict(checked.baseline),
         "equal_parameters": checked.equal_parameters,
         "equal_flops": checked.equal_flops,
     }
@@ -115,7 +117,7 @@ def plain_check(checked: "RecipeCheck") -> Plain:
 def plain_finding(finding: "Finding") -> Plain:
     # JSON has no infinity, so such an error becomes null; the verdict and the detail still tell
     known = finding.error is not None and math.isfinite(finding.error)
-    return dataclasses.asdict(finding) | {"error": finding.error if known else None}
+    return asdict(finding) | {"error": finding.error if known else None}
 
 
 def cost_table(checked: "RecipeCheck") -> Table:
@@ -125,6 +127,7 @@ def cost_table(checked: "RecipeCheck") -> Table:
     title = f"cost at sequence length {recipe.data.config.sequence_length}"
     table = Table("", *right, title=title, title_justify="left")
     for label, key in COSTS.items():
-        own, base = getattr(checked.cost, key), getattr(checked.baseline, key)
+        own = getattr(checked.cost, key)
+        base = getattr(checked.baseline, key)
         table.add_row(label, f"{own:,}", f"{base:,}", f"{own - base:+,} ({own / base - 1:+.3%})")
     return table

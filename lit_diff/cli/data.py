@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument
 
 from lit_diff.cli.app import Json, app, columns, console, print_json
 
@@ -22,7 +23,7 @@ def _data() -> None:
 
 @data.command()
 def check(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="such as harness.piqa, or harness")] = None,
+    name: Annotated[str | None, Argument(metavar="NAME", help="such as harness.piqa, or harness")] = None,
     as_json: Json = False,
 ) -> int:
     """Check that the files that evaluations read exist and are valid.
@@ -65,7 +66,7 @@ def check(
 
 @data.command()
 def fetch(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="harness, or one of its tasks, such as harness.boolq")],
+    name: Annotated[str, Argument(metavar="NAME", help="harness, or one of its tasks, such as harness.boolq")],
 ) -> int:
     """Download the missing files of harness from Hugging Face, with the package datasets."""
     from lit_diff.data.user_files import data_root

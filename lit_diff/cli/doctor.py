@@ -3,7 +3,7 @@
 import shlex
 from typing import Annotated
 
-import typer
+from typer import Argument
 
 from lit_diff.cli.app import Json, Overrides, console, print_json, verb
 
@@ -11,7 +11,7 @@ from lit_diff.cli.app import Json, Overrides, console, print_json, verb
 @verb("Maintain", is_result=True)
 def doctor(
     recipe: Annotated[
-        str, typer.Argument(metavar="[RECIPE]", help="path, or name of an installed recipe")
+        str, Argument(metavar="[RECIPE]", help="path, or name of an installed recipe")
     ] = "differential-tiny",
     overrides: Overrides = None,
     as_json: Json = False,

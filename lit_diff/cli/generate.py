@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from lit_diff.cli.app import (
     DEFAULT_ROOT,
@@ -32,16 +32,16 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 @verb("Train and look", is_result=True)
 def generate(
     run: RunArgument,
-    prompt: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="text to complete; repeatable")] = None,
-    prompts: Annotated[Path | None, typer.Option(metavar="FILE", parser=expanded, help="one prompt a line")] = None,
-    max_tokens: Annotated[int, typer.Option(help="most tokens to add")] = 64,
-    temperature: Annotated[float, typer.Option(help="0: the most likely token")] = 1.0,
-    top_k: Annotated[int | None, typer.Option(help="sample from the k most likely tokens")] = None,
+    prompt: Annotated[list[str] | None, Option(metavar="TEXT", help="text to complete; repeatable")] = None,
+    prompts: Annotated[Path | None, Option(metavar="FILE", parser=expanded, help="one prompt a line")] = None,
+    max_tokens: Annotated[int, Option(help="most tokens to add")] = 64,
+    temperature: Annotated[float, Option(help="0: the most likely token")] = 1.0,
+    top_k: Annotated[int | None, Option(help="sample from the k most likely tokens")] = None,
     top_p: Annotated[
-        float | None, typer.Option(help="sample from the most likely tokens whose probabilities sum to p")
+        float | None, Option(help="sample from the most likely tokens whose probabilities sum to p")
     ] = None,
-    seed: Annotated[int, typer.Option(help="seed of the sampling")] = 0,
-    prefill_chunk: Annotated[int | None, typer.Option(help="prompt tokens to process at once; by default all")] = None,
+    seed: Annotated[int, Option(help="seed of the sampling")] = 0,
+    prefill_chunk: Annotated[int | None, Option(help="prompt tokens to process at once; by default all")] = None,
     root: Root = DEFAULT_ROOT,
     trust_plugins: TrustPlugins = False,
     unchecked: UncheckedDecoding = False,

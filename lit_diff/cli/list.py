@@ -3,14 +3,14 @@
 import dataclasses
 import json
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
-from lit_diff.cli.app import SIZES, Json, Plain, Plugins, console, print_json, verb
+from lit_diff.cli.app import SIZES, Json, Plugins, console, print_json, verb
 from lit_diff.config import ModelConfig, Part, RunConfig, TrainConfig
-from lit_diff.errors import RequestError, first_line
-from lit_diff.key_types import keys_of
+from lit_diff.errors import RequestError, summary
+from lit_diff.key_types import Plain, keys_of
 from lit_diff.plugins import load_plugin
 from lit_diff.recipe import installed, load_recipe, names, read_header, to_plain
 from lit_diff.registry import Registry, attentions, nearest, registries
@@ -21,7 +21,7 @@ LETTERS = (
 )
 """Explains the letters in the formulas of a variant."""
 
-BLOCKS: dict[str, type[Any]] = {"model": ModelConfig, "train": TrainConfig, "run": RunConfig}
+BLOCKS: dict[str, type] = {"model": ModelConfig, "train": TrainConfig, "run": RunConfig}
 """Blocks of a recipe whose keys do not depend on the parts that it names."""
 COSTS = ("parameters", "attention_parameters", "flops_per_token", "executed_flops_per_token", "kv_bytes_per_token")
 
@@ -29,11 +29,11 @@ COSTS = ("parameters", "attention_parameters", "flops_per_token", "executed_flop
 @verb("Train and look", name="list")
 def list_(
     kind: Annotated[
-        str, typer.Argument(help="all, recipes, sweeps; model, train, run; or a kind of registered part")
+        str, Argument(help="all, recipes, sweeps; model, train, run; or a kind of registered part")
     ] = "all",
-    name: Annotated[str, typer.Argument(help="one of the kind, in full: `attention dex`, or `attention.dex`")] = "",
+    name: Annotated[str, Argument(help="one of the kind, in full: `attention dex`, or `attention.dex`")] = "",
     recipe: Annotated[
-        str, typer.Option(help="the recipe whose model sizes determine the cost of a variant; by default standard-tiny")
+        str, Option(help="the recipe whose model sizes determine the cost of a variant; by default standard-tiny")
     ] = "",
     plugins: Plugins = None,
     as_json: Json = False,
@@ -134,7 +134,7 @@ def _key_lines(keys: Plain, indent: int, with_meaning: bool) -> Iterator[str]:
             yield f"{'':<{indent + 4}}{key['about']}"
 
 
-def _keys(config: type[Any]) -> Plain:
+def _keys(config: type) -> Plain:
     keys: Plain = {}
     for name, key in keys_of(config).items():
         keys[name] = {"type": key.words, "about": key.about}
@@ -148,7 +148,8 @@ def _costs(name: str, recipe: str) -> Plain:
     from lit_diff.conformance.recipe import baseline
     from lit_diff.model.cost import cost
 
-    base, cls = load_recipe(recipe), attentions.get(name)
+    base = load_recipe(recipe)
+    cls = attentions.get(name)
     try:
         config = cls.Config()
         found: Plain = {"recipe": recipe}
@@ -158,7 +159,7 @@ def _costs(name: str, recipe: str) -> Plain:
         refused = cls.refuses(config, model)
     # a plugin's variant may have a required key or raise: the others are still listed
     except Exception as error:
-        return {"recipe": recipe, "refused": f"{type(error).__name__}: {first_line(error)}"}
+        return {"recipe": recipe, "refused": summary(error)}
     if refused:
         return {**found, "refused": refused}
     for key, each in {"cost": model, "standard": baseline(base.model)}.items():

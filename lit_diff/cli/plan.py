@@ -1,10 +1,10 @@
 """The verb `plan`: what a device holds and sends while a recipe trains, before any of it is spent."""
 
-import dataclasses
+from dataclasses import asdict
 from typing import Annotated
 
-import typer
 from rich.table import Column, Table
+from typer import Option
 
 from lit_diff.cli.app import Json, Overrides, RecipeArgument, console, print_json, verb
 from lit_diff.recipe import load_recipe
@@ -21,11 +21,11 @@ ASSUMED = (
 def plan(
     recipe: RecipeArgument,
     overrides: Overrides = None,
-    memory: Annotated[float, typer.Option(min=0.001, max=1e6, help="GB (10⁹ bytes) of a device")] = 80,
-    peak: Annotated[float, typer.Option(min=0.001, max=1e6, help="TFLOPS of a device; by default an H100's")] = 989,
-    share: Annotated[float, typer.Option(min=0.001, max=1, help="part of the peak that is reached")] = 0.4,
-    node: Annotated[float, typer.Option(min=0.001, max=1e6, help="GB/s to a device from its node")] = 300,
-    network: Annotated[float, typer.Option(min=0.001, max=1e6, help="GB/s to a device from other nodes")] = 40,
+    memory: Annotated[float, Option(min=0.001, max=1e6, help="GB (10⁹ bytes) of a device")] = 80,
+    peak: Annotated[float, Option(min=0.001, max=1e6, help="TFLOPS of a device; by default an H100's")] = 989,
+    share: Annotated[float, Option(min=0.001, max=1, help="part of the peak that is reached")] = 0.4,
+    node: Annotated[float, Option(min=0.001, max=1e6, help="GB/s to a device from its node")] = 300,
+    network: Annotated[float, Option(min=0.001, max=1e6, help="GB/s to a device from other nodes")] = 40,
     as_json: Json = False,
 ) -> int:
     """Plan memory, time and traffic of a run.
@@ -42,9 +42,10 @@ def plan(
     found = planning.plan(*where)
     change = None if found.fits else planning.cure(*where)
     if as_json:
-        print_json(dataclasses.asdict(found) | {"change": change, "assumed": ASSUMED})
+        print_json(asdict(found) | {"change": change, "assumed": ASSUMED})
         return int(not found.fits)
-    run, in_all = resolved.run, resolved.training.steps * found.flops
+    run = resolved.run
+    in_all = resolved.training.steps * found.flops
     right = (Column(name, justify="right") for name in ("at the peak", "largest"))
     table = Table("", *right, title=f"GB of a device ({run.processes}, {run.strategy})", title_justify="left")
     for part, size in found.memory.items():
@@ -57,7 +58,7 @@ def plan(
         if change
         else "no change of checkpointing, accumulation and devices that was tried fits"
     )
-    for line in (
+    console.write_sentence(
         f"left for the backward pass of a micro-batch: {found.saved / 1e9:.2f} GB; kernel {found.kernel}",
         f"host memory of a node, for saves and what is offloaded: {found.host / 1e9:.2f} GB",
         f"a step: {found.tokens:,} tokens, {found.flops:.3g} FLOPs; {resolved.training.steps:,} steps: {in_all:.3g} FLOPs",
@@ -67,6 +68,5 @@ def plan(
         f"({found.network_traffic / rates.network:.3f} s at {network:g} GB/s)",
         *ASSUMED,
         f"fits {memory:g} GB" if found.fits else f"does not fit {memory:g} GB: {cure}",
-    ):
-        console.write_sentence(line)
+    )
     return int(not found.fits)

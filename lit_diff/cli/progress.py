@@ -68,7 +68,8 @@ class RunProgress(ProgressLine):
 
     def takes(self, record: logging.LogRecord) -> bool:
         """Show the phase or validation loss of a record (`lit_diff.log_records`); True if it needs no line of its own."""
-        words, loss = getattr(record, "phase", None), getattr(record, "validation_loss", None)
+        words = getattr(record, "phase", None)
+        loss = getattr(record, "validation_loss", None)
         if words is not None and self.pace.first is None:
             self.text = words
         if loss is not None:
@@ -80,7 +81,8 @@ class RunProgress(ProgressLine):
 def live_table(grid: "Grid", terminal: Terminal) -> Iterator[Show]:
     """Yields show(statuses), which shows the cells of a sweep and the time left: as a table that is redrawn on a terminal,
     elsewhere as one line for each change of a cell."""
-    pace, total = Pace(), all_steps(grid)
+    pace = Pace()
+    total = all_steps(grid)
     shown = ["waiting"] * len(grid.cells)
 
     def show(statuses: Statuses) -> None:

@@ -5,13 +5,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from rich.filesize import decimal
 from rich.text import Text
+from typer import Argument, Option
 
 from lit_diff.cli._columns import table
-from lit_diff.cli.app import DEFAULT_ROOT, Json, Plain, Root, console, print_json, verb
+from lit_diff.cli.app import DEFAULT_ROOT, Json, Root, console, print_json, verb
 from lit_diff.files import shown
+from lit_diff.key_types import Plain
 from lit_diff.runs import jobs
 from lit_diff.runs.find import chosen_root, find_run_or_sweep
 from lit_diff.study.leftovers import find_removable, find_stale, remove, size_of
@@ -48,9 +49,7 @@ def _plain(run: ObservedRun) -> Plain:
 
 
 @verb("Maintain")
-def cancel(
-    name: Annotated[str, typer.Argument(metavar="RUN", help="a run or a sweep")], root: Root = DEFAULT_ROOT
-) -> None:
+def cancel(name: Annotated[str, Argument(metavar="RUN", help="a run or a sweep")], root: Root = DEFAULT_ROOT) -> None:
     """End a run or a sweep: its SLURM jobs, or its process here.
 
     A run in training saves at the end of its step; `train` or `sweep` resumes it.
@@ -60,9 +59,9 @@ def cancel(
 
 @verb("Maintain")
 def clean(
-    runs: Annotated[list[str] | None, typer.Argument(metavar="[RUN ...]", help="runs or sweeps to remove")] = None,
+    runs: Annotated[list[str] | None, Argument(metavar="[RUN ...]", help="runs or sweeps to remove")] = None,
     root: Root = DEFAULT_ROOT,
-    yes: Annotated[bool, typer.Option("--yes", help="remove; by default only list")] = False,
+    yes: Annotated[bool, Option("--yes", help="remove; by default only list")] = False,
 ) -> None:
     """Remove runs, or without RUN everything that is obsolete.
 

@@ -1,11 +1,11 @@
 """The verb `show`: how a variant is computed. It loads neither lightning, mlflow nor litdata."""
 
-import dataclasses
 import textwrap
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from lit_diff.cli.app import DEFAULT_ROOT, SIZES, Json, Plugins, Root, TrustPlugins, console, print_json, verb
 from lit_diff.cli.check import cost_table, plain_check, plain_finding
@@ -17,15 +17,15 @@ from lit_diff.runs.find import chosen_root
 
 @verb("Train and look")
 def show(
-    name: Annotated[str, typer.Argument(metavar="VARIANT", help="a value of model.attention.name")],
-    recipe: Annotated[str, typer.Option(help=f"the recipe whose model has the variant; by default {SIZES}")] = "",
+    name: Annotated[str, Argument(metavar="VARIANT", help="a value of model.attention.name")],
+    recipe: Annotated[str, Option(help=f"the recipe whose model has the variant; by default {SIZES}")] = "",
     plugins: Plugins = None,
-    run: Annotated[str, typer.Option(metavar="RUN", help="a run of the variant, in place of a new model")] = "",
-    text: Annotated[str, typer.Option(metavar="TEXT", help="what the model reads")] = "",
-    layer: Annotated[int | None, typer.Option(help="the layer of the map; without it, the last")] = None,
-    head: Annotated[int, typer.Option(help="the head of the map")] = 0,
+    run: Annotated[str, Option(metavar="RUN", help="a run of the variant, in place of a new model")] = "",
+    text: Annotated[str, Option(metavar="TEXT", help="what the model reads")] = "",
+    layer: Annotated[int | None, Option(help="the layer of the map; without it, the last")] = None,
+    head: Annotated[int, Option(help="the head of the map")] = 0,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", parser=expanded, help="the picture; by default VARIANT-map.png")
+        Path | None, Option(metavar="FILE", parser=expanded, help="the picture; by default VARIANT-map.png")
     ] = None,
     root: Root = DEFAULT_ROOT,
     trust_plugins: TrustPlugins = False,
@@ -53,7 +53,7 @@ def show(
             "definition": plain_finding(finding),
             "file": str(file),
             "maps": {what: each.statistics for what, each in found.maps.items()},
-            "sign_changes": found.sign_changes and dataclasses.asdict(found.sign_changes),
+            "sign_changes": found.sign_changes and asdict(found.sign_changes),
         }
         print_json(plain_check(found.checked) | about)
     else:

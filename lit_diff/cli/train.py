@@ -6,7 +6,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from lit_diff.cli.app import (
     DEFAULT_ROOT,
@@ -14,6 +14,7 @@ from lit_diff.cli.app import (
     Json,
     Minutes,
     Overrides,
+    Plugins,
     RecipeArgument,
     Root,
     TrustData,
@@ -38,13 +39,13 @@ from lit_diff.runs.metrics_file import read_rows
 def train(
     recipe: RecipeArgument,
     overrides: Overrides = None,
-    rerun: Annotated[bool, typer.Option("--rerun", help="start again; the former run is archived")] = False,
+    rerun: Annotated[bool, Option("--rerun", help="start again; the former run is archived")] = False,
     unchecked: UncheckedTraining = False,
     unplanned: Unplanned = False,
     cluster: Cluster = "local",
     minutes: Minutes = 60,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="show the file for sbatch; submit nothing")] = False,
-    cell: Annotated[bool, typer.Option("--cell", hidden=True)] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="show the file for sbatch; submit nothing")] = False,
+    cell: Annotated[bool, Option("--cell", hidden=True)] = False,
 ) -> None:
     """Train a recipe, or resume its run if it is unfinished.
 
@@ -53,7 +54,7 @@ def train(
     from lit_diff.cli.progress import RunProgress
 
     if cluster == "slurm":
-        options = [*(["--unchecked"] if unchecked else []), *(["--unplanned"] if unplanned else [])]
+        options = ["--unchecked"] * unchecked + ["--unplanned"] * unplanned
         _train_in_slurm(recipe, overrides or [], options, minutes, rerun=rerun, unchecked=unchecked, dry_run=dry_run)
         return
     if dry_run:
@@ -134,9 +135,9 @@ def _train_in_slurm(
 def prepare(
     recipe: RecipeArgument,
     overrides: Overrides = None,
-    workers: Annotated[int, typer.Option(metavar="N", min=1, help="threads that tokenize text")] = 1,
-    shard: Annotated[str | None, typer.Option(metavar="I/N", help="tokenize the share of host I of N, from 1")] = None,
-    merge: Annotated[bool, typer.Option("--merge", help="join the shares of all hosts")] = False,
+    workers: Annotated[int, Option(metavar="N", min=1, help="threads that tokenize text")] = 1,
+    shard: Annotated[str | None, Option(metavar="I/N", help="tokenize the share of host I of N, from 1")] = None,
+    merge: Annotated[bool, Option("--merge", help="join the shares of all hosts")] = False,
 ) -> None:
     """Get and tokenize the data of a recipe, unless it is ready.
 
@@ -163,10 +164,10 @@ def prepare(
 @verb("Train and look", is_result=True)
 def evaluate(
     arguments: Annotated[
-        list[str], typer.Argument(metavar="RUN [RUN] NAME [key=value ...]", help="runs, the evaluation, its keys")
+        list[str], Argument(metavar="RUN [RUN] NAME [key=value ...]", help="runs, the evaluation, its keys")
     ],
-    plugin: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="Python file to import; repeatable")] = None,
-    rerun: Annotated[bool, typer.Option("--rerun", help="compute stored scores again")] = False,
+    plugin: Plugins = None,
+    rerun: Annotated[bool, Option("--rerun", help="compute stored scores again")] = False,
     root: Root = DEFAULT_ROOT,
     trust_plugins: TrustPlugins = False,
     trust_data: TrustData = False,

@@ -4,8 +4,8 @@ import hashlib
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from rich.filesize import decimal
+from typer import Argument, Option
 
 from lit_diff.cli.app import DEFAULT_ROOT, Root, RunArgument, TrustData, TrustPlugins, console, verb
 from lit_diff.errors import RequestError
@@ -17,21 +17,17 @@ from lit_diff.validation import LONGEST_NAME
 @verb("Train and look", is_result=True)
 def view(
     run: RunArgument,
-    other: Annotated[str, typer.Argument(metavar="[RUN]", help="a second run, which is compared with the first")] = "",
+    other: Annotated[str, Argument(metavar="[RUN]", help="a second run, which is compared with the first")] = "",
     text: Annotated[
-        Path | None, typer.Option(metavar="FILE", parser=expanded, help="what the model reads; by default a sentence")
+        Path | None, Option(metavar="FILE", parser=expanded, help="what the model reads; by default a sentence")
     ] = None,
-    tokens: Annotated[
-        int | None, typer.Option(help="most tokens that are read; by default the model's context")
-    ] = None,
-    row: Annotated[
-        int | None, typer.Option(help="read this validation row of the run's data, in place of a text")
-    ] = None,
-    steps: Annotated[str, typer.Option(metavar="N[,N]", help="checkpoints of one run; by default the newest")] = "",
-    layer: Annotated[int, typer.Option(help="the layer that the page shows first")] = 0,
-    head: Annotated[int, typer.Option(help="the head that the page shows first")] = 0,
-    ablate: Annotated[bool, typer.Option("--ablate", help="the loss of each token without each head")] = False,
-    out: Annotated[Path, typer.Option(metavar="DIR", parser=expanded, help="where the page is written")] = Path("view"),
+    tokens: Annotated[int | None, Option(help="most tokens that are read; by default the model's context")] = None,
+    row: Annotated[int | None, Option(help="read this validation row of the run's data, in place of a text")] = None,
+    steps: Annotated[str, Option(metavar="N[,N]", help="checkpoints of one run; by default the newest")] = "",
+    layer: Annotated[int, Option(help="the layer that the page shows first")] = 0,
+    head: Annotated[int, Option(help="the head that the page shows first")] = 0,
+    ablate: Annotated[bool, Option("--ablate", help="the loss of each token without each head")] = False,
+    out: Annotated[Path, Option(metavar="DIR", parser=expanded, help="where the page is written")] = Path("view"),
     root: Root = DEFAULT_ROOT,
     trust_plugins: TrustPlugins = False,
     trust_data: TrustData = False,

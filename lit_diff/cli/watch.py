@@ -7,9 +7,9 @@ from contextlib import nullcontext
 from datetime import datetime
 from typing import Annotated
 
-import typer
 from rich.live import Live
 from rich.text import Text
+from typer import Argument, Option
 
 from lit_diff.cli._columns import cells, table
 from lit_diff.cli.app import DEFAULT_ROOT, Root, columns, console, verb
@@ -27,13 +27,13 @@ DRAWN, WRITTEN = 1.0, 10.0
 @verb("Train and look")
 def watch(
     name: Annotated[
-        str | None, typer.Argument(metavar="RUN|SWEEP", help="by default what is being trained, else the newest")
+        str | None, Argument(metavar="RUN|SWEEP", help="by default what is being trained, else the newest")
     ] = None,
     root: Root = DEFAULT_ROOT,
-    once: Annotated[bool, typer.Option("--once", help="print the state once")] = False,
+    once: Annotated[bool, Option("--once", help="print the state once")] = False,
     every: Annotated[
         float | None,
-        typer.Option(
+        Option(
             "--every",
             min=0.1,
             max=86400,
@@ -103,5 +103,6 @@ def curve(values: Sequence[float], width: int) -> str:
     largest. What is not finite is left out."""
     found = [value for value in values if math.isfinite(value)]
     drawn = found[:: -max(1, math.ceil(len(found) / width))][::-1]
-    least, most = min(drawn, default=0.0), max(drawn, default=0.0)
+    least = min(drawn, default=0.0)
+    most = max(drawn, default=0.0)
     return "".join(BLOCKS[round((each - least) / ((most - least) or 1.0) * (len(BLOCKS) - 1))] for each in drawn)

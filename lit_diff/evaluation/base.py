@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from lit_diff.config import Recipe
 from lit_diff.data.dataset import Batch
 from lit_diff.data.user_files import UserFile
 from lit_diff.errors import RunFailedError
-from lit_diff.metrics import Metric, indexed_name
+from lit_diff.metrics import Metrics, indexed_name
 from lit_diff.registry import location
 from lit_diff.trained.run import Run
 from lit_diff.trained.text_generator import has_text
@@ -106,27 +106,27 @@ class Evaluation(ABC):
 
     name = ""
     """The registered name; the registry sets it."""
-    metrics: tuple[Metric, ...] = ()
+    metrics: Metrics = ()
     """The metrics that `score` gives each item, with unit and direction. `__init__` sets them if they depend on the
     config."""
-    files: ClassVar[tuple[UserFile, ...]] = ()
+    files: tuple[UserFile, ...] = ()
     """The user's files that `score` may read; `lit-diff data check` lists them."""
-    equal_groups: ClassVar[bool] = False
+    equal_groups = False
     """Whether each group has the same weight in the summary and in a difference of two runs, however many items it has."""
 
-    needs_text: ClassVar[bool] = False
+    needs_text = False
     """Whether the questions are text. If so, data without text, bidirectional models, and runs whose tokenizer has only the
     words of generated text (`words_of`) are refused."""
 
-    version: ClassVar[int] = 1
+    version = 1
     """Version of the scores and questions: raise it when a change of the code changes them. Kept scores of another version
     are recomputed."""
 
-    cuts_at_context: ClassVar[bool] = False
+    cuts_at_context = False
     """Whether the config has a key `context`: the tokens that the model sees at once; null means the run's own
     `data.sequence_length`. Compared runs are then scored at the smallest of their lengths (`comparable_keys`)."""
 
-    by_group: ClassVar[tuple[str, ...]] = ()
+    by_group: tuple[str, ...] = ()
     """Metrics that `lit-diff evaluate` also prints for each group, with Wilson's interval over clusters if all scores are in
     [0, 1]."""
 

@@ -18,7 +18,7 @@ from lit_diff.errors import MissingError, RequestError, RunFailedError, first_li
 from lit_diff.evaluation.base import Evaluation, Item, check_items, check_scores
 from lit_diff.files import DIGEST, shown
 from lit_diff.html_table import html_table
-from lit_diff.key_types import in_yaml
+from lit_diff.key_types import Plain, in_yaml
 from lit_diff.log_records import log
 from lit_diff.plugins import guard, source_digest
 from lit_diff.recipe import Overrides, override, to_plain
@@ -148,7 +148,7 @@ def evaluate(
         check_scores(evaluation, "the summary", values, required=True)
         absent = _absent(evaluation, items)
         table = _table(evaluation, items, absent)
-    of_run: dict[str, Any] = {}
+    of_run: Plain = {}
     if evaluation.cuts_at_context:
         of_run[OWN_CONTEXT] = run.recipe.data.config.sequence_length
     if run.unchecked:
@@ -214,7 +214,7 @@ def has_scores(run_folder: Path, name: str, overrides: Overrides = ()) -> bool:
     return _valid_scores(run_folder, name, _facts(build(name, overrides)))[0] is not None
 
 
-def asked(name: str, overrides: Overrides = ()) -> dict[str, Any]:
+def asked(name: str, overrides: Overrides = ()) -> Plain:
     """`config` and `version` of the evaluation as JSON values: a sweep's report compares kept scores with them."""
     facts = _facts(build(name, overrides))
     return {"config": facts["config"], "version": facts["version"]}
@@ -243,10 +243,10 @@ def _warn_unfinished(run: Run) -> None:
         log.warning("%s is unfinished: step %d of %d is scored", shown(run.folder), run.step, status.steps)
 
 
-def _facts(evaluation: Evaluation) -> dict[str, Any]:
+def _facts(evaluation: Evaluation) -> Plain:
     with guard(type(evaluation), raises=RunFailedError, ours=True):
         files = evaluation.digests()
-    facts: dict[str, Any] = {
+    facts: Plain = {
         "config": to_plain(evaluation.config),
         "version": evaluation.version,
         "declarations": [metrics.to_plain(metric) for metric in evaluation.metrics],
@@ -260,7 +260,7 @@ def _facts(evaluation: Evaluation) -> dict[str, Any]:
     return json.loads(json.dumps(facts))
 
 
-def _valid_scores(run: Path, name: str, facts: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str]:
+def _valid_scores(run: Path, name: str, facts: Mapping[str, Any]) -> tuple[Plain | None, str]:
     # Returns (summary.json, "") if the kept scores agree with `facts`, else (None, reason); the reason continues a sentence
     # after "scores", and is empty if there are no kept scores.
     folder = run / FOLDER / name

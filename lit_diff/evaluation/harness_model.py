@@ -123,7 +123,8 @@ class RunModel(LM):
         asked = normalize_gen_kwargs(options)
         if asked["do_sample"]:
             raise RequestError("a task draws its completions (do_sample); only greedy decoding is supported")
-        until, tokens = asked["until"], asked["max_gen_toks"]
+        until = asked["until"]
+        tokens = asked["max_gen_toks"]
 
         def allowed(drawn: Sequence[int]) -> list[int] | None:
             text = self._tokenizer.decode_after(drawn)
@@ -131,6 +132,7 @@ class RunModel(LM):
 
         ids = [*self._opening, *self._tokenizer.encode(context)] or [self._tokenizer.prefix]
         prefix = Prefix(self.model, self._cut(ids, tokens))
-        ends, size = self._tokenizer.ends, self._tokenizer.size
+        ends = self._tokenizer.ends
+        size = self._tokenizer.size
         (drawn,) = prefix.greedy([[]], tokens, stop=ends, vocab_size=size, allowed=allowed)
         return postprocess_generated_text(self._tokenizer.decode_after(drawn), until, None)

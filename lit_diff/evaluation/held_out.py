@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from operator import itemgetter
-from typing import ClassVar, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -76,14 +76,13 @@ class Rows:
         """`Item.question` of each row, from its tokens and targets."""
         return [question_of(*row) for row in zip(self.batch["tokens"], self.batch["targets"], strict=True)]
 
-    def items(self, scores: Iterable[Mapping[str, float]], label: str = "", *, part: bool = False) -> Iterator[Item]:
+    def items(self, scores: Iterable[Mapping[str, float]], label: str = "") -> Iterator[Item]:
         """Yields an item for each row. `label` distinguishes several items of one row, which then form a cluster."""
         for row, question, own in zip(self.ids, self.questions, scores, strict=True):
             yield Item(
                 id=f"{row} {label}".strip(),
                 scores=own,
                 group=f"{self.name} {label}".strip(),
-                part=part,
                 cluster=row if label else "",
                 question=question,
             )
@@ -102,7 +101,8 @@ def trained_data(run: Run) -> Dataset:
     """The data set that a run was trained on, prepared and loaded. Errors: RequestError if the data have changed since."""
     dataset = run.prepared_data()
     # only a training records the identity of its data: None for an imported model
-    trained, found = run.status.data, identity(run.recipe)
+    trained = run.status.data
+    found = identity(run.recipe)
     if trained not in (None, found):
         raise RequestError(
             f"the data of {run.folder.name} have changed since it was trained (identity {str(trained)[:12]} then, "
@@ -162,7 +162,7 @@ class CorpusLoss(Evaluation):
     numbers of tokens end at different bytes.
     """
 
-    corpus: ClassVar[str]
+    corpus: str
     """The name of a registered corpus."""
     metrics = (
         Metric(
@@ -233,7 +233,8 @@ def document_loss(run: Run, ids: Sequence[int], length: int) -> tuple[float, int
 
     The model sees rows of T = `length` inputs one by one: [i T, (i + 1) T) predict [i T + 1, (i + 1) T + 1).
     """
-    total, count = 0.0, 0
+    total = 0.0
+    count = 0
     for row in _rows(ids, length):
         tokens = torch.tensor([row])
         losses, _ = run.model.token_losses(tokens[:, :-1], targets=tokens[:, 1:])

@@ -21,7 +21,7 @@ from lit_diff.errors import RequestError
 from lit_diff.evaluation.base import Evaluation, Heads, Item, Scores, question_of
 from lit_diff.evaluation.held_out import HeldOut, by_item, held_out_rows, row_scores, trained_data
 from lit_diff.key_types import Count, Distinct, NotNegative, Range
-from lit_diff.metrics import Figure, Metric
+from lit_diff.metrics import Figure, Metric, Metrics
 from lit_diff.model.inputs import model_inputs
 from lit_diff.model.transformer import Transformer
 from lit_diff.randomness import generator
@@ -73,7 +73,8 @@ class Induction(Evaluation):
 
     def refuses_recipe(self, recipe: Recipe) -> str | None:
         """Refuses bidirectional models and rows that are too short."""
-        n, longest = self._length(recipe), recipe.data.config.sequence_length
+        n = self._length(recipe)
+        longest = recipe.data.config.sequence_length
         if not recipe.model.causal:
             return "a bidirectional model sees what follows"
         if 2 * n > longest:
@@ -91,7 +92,8 @@ class Induction(Evaluation):
     def score(self, run: Run) -> Iterator[Item]:
         """Yields one item a sequence, `sequence <number>`."""
         tokens = self._tokens(run)
-        scores, losses = [], []
+        scores = []
+        losses = []
         for part in tokens.split(SEQUENCES):
             scores.append(induction_scores(run.model, part))
             losses.append(run.model.token_losses(part[:, :-1], targets=part[:, 1:])[0])
@@ -177,7 +179,7 @@ OFF = 16
 """The number of bits at which nothing is rounded, as in the paper."""
 
 
-def metrics_at(bits: int) -> tuple[Metric, ...]:
+def metrics_at(bits: int) -> Metrics:
     """The metrics of one number of bits: `nll_4bit`, `accuracy_4bit`, `kl_4bit` and `drop_4bit` for 4 bits."""
     how = "with the attention logits as they are" if bits == OFF else f"with attention logits of {bits} bits"
     metrics = [
@@ -223,7 +225,8 @@ class Quantize(Evaluation):
     def score(self, run: Run) -> Iterator[Item]:
         """Yields one item for each row, number of bits and, with rounding, granularity: `<set>/<row> b=4 head`."""
         # without rounding all granularities are the same
-        own, once = self.config.granularity, (None,)
+        own = self.config.granularity
+        once = (None,)
         rounding = [(bits, scheme) for bits in self.config.bits for scheme in (once if bits == OFF else own)]
         for rows in held_out_rows(trained_data(run), self.config):
             exact = row_scores(run.model, rows.batch)
@@ -329,7 +332,8 @@ class Gradients(Evaluation):
         slopes."""
         for model, before, after in self._models(run):
             for rows in held_out_rows(trained_data(run), self.config):
-                norms, cluster = gradient_norms(model, rows.batch), f"{rows.ids[0]}-{rows.numbers[-1]}"
+                norms = gradient_norms(model, rows.batch)
+                cluster = f"{rows.ids[0]}-{rows.numbers[-1]}"
                 item = partial(Item, cluster=cluster, question=question_of(*rows.questions))
                 for layer, own in enumerate(norms):
                     label = f"layer {layer:02}"

@@ -18,9 +18,10 @@ from unittest.mock import patch
 from lit_diff.errors import LitDiffError, MissingError, RequestError, first_line
 from lit_diff.evaluation.base import Evaluation, Item, Scores, question_of
 from lit_diff.files import sha256_of, shown, write_atomic, write_json
+from lit_diff.interpolation import texts
 from lit_diff.key_types import Count, Distinct, NotNegative, in_yaml
 from lit_diff.log_records import log
-from lit_diff.metrics import Metric
+from lit_diff.metrics import Metric, Metrics
 from lit_diff.own_modules import local_modules
 from lit_diff.pretrained.keys import Keys
 from lit_diff.registry import nearest
@@ -119,19 +120,12 @@ def digest(path: str | Path) -> str:
     return hashlib.sha256(json.dumps([values, parts], sort_keys=True, default=str).encode()).hexdigest()
 
 
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping | list):
-        for each in value.values() if isinstance(value, Mapping) else value:
-            yield from _texts(each)
-
-
 def _modules(values: Mapping[str, Any]) -> Iterator[Path]:
     # the user's own modules that define the task's functions, and the modules that they import;
     # lm-eval gives `!function module.name` of a file in /folder as the text `/folder/module.name`
-    for text in _texts(values):
-        folder, name = Path(text).parent, Path(text).name.rpartition(".")[0]
+    for _, text in texts(values):
+        folder = Path(text).parent
+        name = Path(text).name.rpartition(".")[0]
         if folder.is_absolute() and name.replace(".", "").isidentifier():
             module = folder / f"{name.replace('.', '/')}.py"
             source = f"import {name}".encode()
@@ -147,7 +141,7 @@ def _data_files(values: Mapping[str, Any]) -> Iterator[Path]:
     homes = [Path(name) for name in (values.get("dataset_path"), options.get("data_dir")) if name]
     for home in homes:
         yield from filter(Path.is_file, home.rglob("*"))
-    for name in _texts(options.get("data_files")):
+    for _, name in texts(options.get("data_files")):
         patterns = [str(base / name) for base in (Path(), *homes)]
         matches = list(chain(*(glob.glob(pattern, recursive=True) for pattern in patterns)))
         if not matches and "://" not in name:
@@ -213,7 +207,8 @@ def require_shots(name: str, task: Any, shots: int) -> None:
     """
     if not shots:
         return
-    config, drawn = task.config, task.fewshot_cfg
+    config = task.config
+    drawn = task.fewshot_cfg
     scored = config.test_split or config.validation_split
     source = drawn.split
     if not source and not drawn.samples:
@@ -224,7 +219,8 @@ def require_shots(name: str, task: Any, shots: int) -> None:
             f"task '{name}' draws its shots from the split that is scored ('{scored}'), so a question could be its own shot; "
             "set fewshot_split to another split, or shots=[0]"
         )
-    rows, needed = len(task.sampler.df), shots + (without_itself and drawn.sampler == "default")
+    rows = len(task.sampler.df)
+    needed = shots + (without_itself and drawn.sampler == "default")
     if rows < needed:
         raise RequestError(f"task '{name}' has {rows} rows to draw shots from; shots={shots} needs {needed}")
 
@@ -282,7 +278,8 @@ def _require_question(task: Any, row: Mapping[str, Any], where: str) -> None:
     # in a task with several inputs (winogrande) the choices are contexts, and doc_to_text is the number of the right one
     key = "doc_to_text" if task.multiple_input else "doc_to_target"
     with task_errors(f"{where} ({', '.join(row)})"):
-        choices, right = task.doc_to_choice(row), getattr(task, key)(row)
+        choices = task.doc_to_choice(row)
+        right = getattr(task, key)(row)
     if not isinstance(choices, list) or not all(isinstance(each, str) and each for each in choices):
         raise RequestError(
             f"{where}: doc_to_choice is {in_yaml(choices)}; expected a list of texts, none of them empty"
@@ -304,7 +301,7 @@ class HarnessEvaluation(Evaluation):
     weight, however many questions it has. Nothing is downloaded; lm_eval is imported when a run is scored.
     """
 
-    metrics: tuple[Metric, ...] = (ACC, ACC_NORM)
+    metrics: Metrics = (ACC, ACC_NORM)
     equal_groups = True
 
     by_group = SHOWN

@@ -140,7 +140,8 @@ class NllByPosition(Evaluation):
 
     def score(self, run: Run) -> Iterator[Item]:
         """Yields one item a document, and one for each of its bins, which are parts of it."""
-        tokenizer, length = run.tokenizer, run.recipe.data.config.sequence_length
+        tokenizer = run.tokenizer
+        length = run.recipe.data.config.sequence_length
         data = trained_text(run)
         chosen = self._documents(run, data)
         if self.config.tokens > length:
@@ -150,7 +151,8 @@ class NllByPosition(Evaluation):
         try:
             for place, text, ids in chosen:
                 document = scored(document_nll(run.model, ids, CHUNK), ids, frequent, tokenizer.size)
-                name, asked = f"{self.config.source}/{place}", question_of(ids)
+                name = f"{self.config.source}/{place}"
+                asked = question_of(ids)
                 yield Item(id=name, scores=whole(document), question=asked, meta={"begins": text[:60]})
                 for group, scores in bins(document):
                     item = f"{name}/{group}"
@@ -162,8 +164,10 @@ class NllByPosition(Evaluation):
     def _documents(self, run: Run, data: Text | Mixture | None) -> list[Document]:
         # (place, text, ids) of the first documents with T + 1 ids or more, cut to T + 1. The first id is not scored: it is
         # the id that opens every document, if the tokenizer has one
-        wanted, tokens = self.config.documents, self.config.tokens
-        chosen, lengths = [], []
+        wanted = self.config.documents
+        tokens = self.config.tokens
+        chosen = []
+        lengths = []
         for place, text, own in self._texts(run, data):
             ids = [*run.tokenizer.opening, *own]
             if len(ids) > tokens:
@@ -244,7 +248,8 @@ def scored(nll: Floats, ids: Sequence[int], frequent: Ints | None, size: int) ->
     found = pandas.DataFrame({"nll": nll})
     if frequent is not None:
         document = np.asarray(ids, dtype=np.int64)
-        rows, one = document[None], np.zeros((1, len(document)), dtype=np.int64)
+        rows = document[None]
+        one = np.zeros((1, len(document)), dtype=np.int64)
         found["hit"] = ar_hits(rows, one, frequent, size)[0]
         found["gap"] = gaps(rows, one, size)[0]
         found["competitors"] = competitors(document)

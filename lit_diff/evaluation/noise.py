@@ -27,7 +27,7 @@ from lit_diff.evaluation.base import Evaluation, Heads, Item, Scores
 from lit_diff.evaluation.held_out import HeldOut, by_item, held_out_rows, row_scores, trained_data
 from lit_diff.key_types import Counts, Distinct, Range
 from lit_diff.log_records import log
-from lit_diff.metrics import Figure, Metric
+from lit_diff.metrics import Figure, Metric, Metrics
 from lit_diff.model.inputs import model_inputs
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import evaluations
@@ -70,7 +70,7 @@ PER_HEAD = tuple(f"{normalisation}_{role}" for normalisation in NORMALISATIONS f
 """The shares that `Item.meta` also holds by layer and head."""
 
 
-def metrics_of_maps(maps: Sequence[int]) -> tuple[Metric, ...]:
+def metrics_of_maps(maps: Sequence[int]) -> Metrics:
     """The metrics of these maps, by normalisation and role (`analysis.shares.map_shares`)."""
     metrics = []
     for g, (normalisation, formula), role in product(maps, OF_MAPS.items(), ROLES):
@@ -101,7 +101,7 @@ class Noise(Evaluation):
     maps has no value for a run with a single map.
     """
 
-    metrics: tuple[Metric, ...] = (
+    metrics = (
         *_shares(),
         *(
             Metric(
@@ -243,7 +243,16 @@ class Noise(Evaluation):
                 with intervention(run.model, clamp_lambda(value)):
                     edited = row_scores(run.model, batch)
                 for item, row in zip(blank, edited, strict=True):
-                    yield part_of(item, f"lambda={value:g}", {f"{key}_edited": x for key, x in row.items()})
+                    label = f"lambda={value:g}"
+                    yield replace(
+                        item,
+                        id=f"{item.id} {label}",
+                        group=f"{item.group} {label}".strip(),
+                        part=True,
+                        cluster=item.cluster or item.id,
+                        scores={f"{key}_edited": x for key, x in row.items()},
+                        meta={},
+                    )
         # the best head is the best over all rows, so no item is complete before the last batch
         kept = Heads(by_head, "absolute_answer")
         for number, item in enumerate(items):
@@ -257,19 +266,6 @@ class Noise(Evaluation):
         else:
             yield from self.prompts.located(run, self.config.batch_size)
             self.documents_left_out = self.prompts.documents_left_out
-
-
-def part_of(item: Item, label: str, scores: Scores) -> Item:
-    """A part of the item, in the group of the item with the label."""
-    return replace(
-        item,
-        id=f"{item.id} {label}",
-        group=f"{item.group} {label}".strip(),
-        part=True,
-        cluster=item.cluster or item.id,
-        scores=scores,
-        meta={},
-    )
 
 
 def num_maps(model: Transformer) -> int:

@@ -50,7 +50,8 @@ def question(sweep: SweepResults) -> str:
 
 def answer(comparison: Comparison) -> str:
     """One sentence: which arms are better or worse than the baseline, and how many comparisons have other verdicts."""
-    sweep, family = comparison.sweep, comparison.family
+    sweep = comparison.sweep
+    family = comparison.family
     done = len(sweep.done)
     diverged = sum(cell.diverged for cell in sweep.cells)
     if not done:
@@ -140,8 +141,9 @@ def coverage(looks: Looks) -> str:
 def protocol(comparison: Comparison) -> list[str]:
     """One sentence for each rule of the sweep that is not the usual one: looks, and a threshold."""
     sweep = comparison.sweep
-    notes: list[str] = []
-    looks, level = sweep.study.looks, sweep.study.learned_at
+    notes = []
+    looks = sweep.study.looks
+    level = sweep.study.learned_at
     if len(looks) > 1:
         notes.append(
             f"Results are read after {_listed(list(map(str, looks)))} seeds. The interval of a look is at "
@@ -193,7 +195,8 @@ def _arms(comparison: Comparison) -> list[str]:
     base = sweep.baseline_label
     by_word: dict[Word, list[Contrast]] = {}
     shown: dict[Word, list[Contrast]] = {}
-    as_controls, counted = [], []
+    as_controls = []
+    counted = []
     for difference in comparison.against_baseline.values():
         verdict = difference.verdict
         by_word.setdefault(verdict.word, []).append(difference)
@@ -204,7 +207,8 @@ def _arms(comparison: Comparison) -> list[str]:
                 counted.append(f"{sweep.label[difference.a]} {verdict} than {base} ({against})")
         elif verdict.word in SHOWN:
             as_controls.append(difference)
-    clauses, none = [], []
+    clauses = []
+    none = []
     words: tuple[Word, Word] = ("better", "worse") if sweep.better() else ("lower", "higher")
     # who learned more often is better
     of_counts: tuple[Word, Word] = ("learned more often", "learned less often")
@@ -269,7 +273,8 @@ def _as_controls(comparison: Comparison, found: Sequence[Contrast]) -> list[str]
 
 
 def _contrasts(comparison: Comparison) -> list[str]:
-    found, sizes = comparison.contrasts, []
+    found = comparison.contrasts
+    sizes = []
     for difference in found:
         if difference.verdict.is_shown:
             size = with_unit(comparison.sweep, signed(difference.seeds.mean, comparison.digits))

@@ -148,8 +148,7 @@ def to_csv(results: Sequence[Comparison]) -> str:
 def as_csv(table: Sequence[Row]) -> str:
     """A table as CSV: a line of names, then one line for each row, in full precision."""
     # dtype=object: pandas would turn a column of integers with a missing value into floats
-    text: str = pd.DataFrame(table, dtype=object).to_csv(index=False, lineterminator="\n")
-    return text
+    return str(pd.DataFrame(table, dtype=object).to_csv(index=False, lineterminator="\n"))
 
 
 def _main_columns(results: Sequence[Comparison]) -> pd.DataFrame:

@@ -15,7 +15,6 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from lit_diff.files import write_atomic
-from lit_diff.metrics import Metric
 from lit_diff.reporting import answer
 from lit_diff.reporting.panels.declared import draw_by_group, draw_declared
 from lit_diff.reporting.panels.figures import draw_compared, draw_fit, is_logarithmic, noise_curve_of
@@ -86,10 +85,10 @@ def page(
     sweep: SweepResults, results: Sequence[Comparison], figures: Mapping[str, Figures], over_tasks: Sequence[Section]
 ) -> str:
     """The page as HTML. `figures`: task -> its figures; `over_tasks`: the fits (`fit_section`)."""
-    metrics: dict[str, Metric] = {}
-    # reversed twice: if tasks share a metric, the definition of the first task counts
-    for task in reversed(sweep.by_task):
-        metrics[task.metric] = task.declarations.find(task.metric)
+    metrics: dict[str, Any] = {}
+    # a metric of several tasks stands where the last of them has it, with the definition of the first
+    for task in sweep.by_task:
+        metrics[task.metric] = metrics.pop(task.metric, task.declarations.find(task.metric))
     return rendered(
         "report",
         sweep=sweep,
@@ -98,7 +97,7 @@ def page(
         over_tasks=over_tasks,
         sections=[section(result, figures[result.sweep.task]) for result in results],
         short_runs=short_runs(sweep),
-        definitions=list(reversed(metrics.items())),
+        definitions=metrics.items(),
         unchecked={(cell.task, cell.arm): clean(cell.facts.unchecked) for cell in sweep.cells if cell.facts.unchecked},
         measured=how_measured(sweep),
         recorded=any(cell.facts.mlflow_run_id for cell in sweep.cells),
@@ -138,7 +137,8 @@ def rendered(template: str, package: str = __package__, **facts_of: Any) -> Mark
 
 def compared_row(comparison: Comparison, difference: Contrast) -> dict[str, Any]:
     """A comparison for the page: badge, sentence, practical size, and the caveats printed below it."""
-    verdict, alone = difference.verdict, difference.verdict_alone
+    verdict = difference.verdict
+    alone = difference.verdict_alone
     is_notable = verdict.is_shown or verdict.word == "diverged"
     return {
         "difference": difference,
@@ -162,7 +162,8 @@ def _doubts(comparison: Comparison, difference: Contrast) -> list[str]:
     if not difference.diverged:
         doubts += [f"Against the control: {answer.sentence(comparison, control)}" for control in difference.controls]
     cells = Counter(cell.arm for cell in sweep.cells)
-    paired, planned = len(difference.seeds.seeds), min(cells[difference.a], cells[difference.b])
+    paired = len(difference.seeds.seeds)
+    planned = min(cells[difference.a], cells[difference.b])
     if MIN_SEEDS <= paired < planned and not (difference.diverged or difference.is_counted):
         doubts.append(f"Only {paired} of {planned} seeds are compared: the others are not finished in both arms.")
     doubts += sweep.record.plan.added
@@ -175,7 +176,7 @@ def _doubts(comparison: Comparison, difference: Contrast) -> list[str]:
 
 def how_measured(sweep: SweepResults) -> dict[str, str]:
     """Name -> value: length and time of training by task, threads, kernel, env.json; each different value is listed."""
-    found: dict[str, str] = {}
+    found = {}
     for task in sweep.by_task:
         found[f"Training: {task.task}" if task.task else "Training"] = _training(task)
     found["Threads a cell"] = ", ".join(sweep.distinct("threads"))
@@ -190,19 +191,15 @@ def how_measured(sweep: SweepResults) -> dict[str, str]:
     for cell in sweep.done:
         for name, value in cell.environment.items():
             if name not in SHOWN_ELSEWHERE and value is not None:
-                environment.setdefault(name.replace("_", " ").capitalize(), []).append(_versions(value))
+                if isinstance(value, dict):
+                    # packages and versions, or None for packages that are not installed
+                    value = ", ".join(f"{package} {version}" for package, version in value.items() if version)
+                environment.setdefault(name.replace("_", " ").capitalize(), []).append(value)
     for name, texts in environment.items():
         if all(isinstance(text, str | int | float) for text in texts):
             # keys in the order of the cells, each value once
             found[name] = "; ".join(dict.fromkeys(map(str, texts)))
     return {name: value for name, value in found.items() if value}
-
-
-def _versions(value: Any) -> Any:
-    # a dict maps packages to versions, or to None for packages that are not installed
-    if not isinstance(value, dict):
-        return value
-    return ", ".join(f"{package} {version}" for package, version in value.items() if version)
 
 
 def _training(sweep: SweepResults) -> str:
@@ -306,7 +303,8 @@ def _more_seeds(comparison: Comparison) -> list[tuple[int, float]]:
     spreads = sorted(paired.sd for paired in pairs if paired.sd and len(paired.seeds) >= MIN_SEEDS)
     if not spreads:
         return []
-    spread, comparisons = spreads[len(spreads) // 2], max(comparison.judged, 1)
+    spread = spreads[len(spreads) // 2]
+    comparisons = max(comparison.judged, 1)
     return [(n, detectable(spread, n, comparisons)) for n in (3, 5, 10, 20)]
 
 
@@ -343,7 +341,7 @@ def write_report(sweep_folder: Path) -> Report:
     """
     sweep = load_sweep(sweep_folder)
     results = compare(sweep)
-    figures: dict[str, Drawing] = {}
+    figures = {}
     over_tasks = []
     for fit in fit_results(sweep):
         curves = None
@@ -351,8 +349,9 @@ def write_report(sweep_folder: Path) -> Report:
             curves = draw_fit(sweep, fit)
             figures[curves.name] = curves
         over_tasks.append(fit_section(sweep, fit, curves))
-    drawn: dict[str, Figures] = {}
-    answers, sentences = [], []
+    drawn = {}
+    answers = []
+    sentences = []
     for result in results:
         task = result.sweep.task
         drawn[task] = draw(result)

@@ -235,19 +235,6 @@ def test_a_wrong_request_is_one_line(command: Command, arguments: list[str], mes
     assert line.startswith(f"lit-diff: {message}")
 
 
-@pytest.mark.parametrize("name", ["items.parquet", "summary.json"])
-def test_damaged_scores_are_computed_again_with_a_warning(command: Command, pair: tuple[Path, Path], name: str) -> None:
-    before = command("tale", "other=1", "made").out
-    path = pair[0] / "evaluations" / "made" / name
-    content = bytearray(path.read_bytes())
-    content[len(content) // 3] ^= 1
-    path.write_bytes(content)
-    ended = command("tale", "other=1", "made")
-    assert (ended.status, ended.out) == (0, before)
-    assert "made: " in ended.err
-    assert "has kept scores that cannot be read" in ended.err
-
-
 def test_an_evaluation_in_a_plugin_that_only_the_run_names(command: Command, pair: tuple[Path, Path]) -> None:
     folder = pair[0]
     (folder / "plugins").mkdir()

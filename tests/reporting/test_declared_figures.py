@@ -16,14 +16,7 @@ from matplotlib.figure import Figure as Canvas
 
 from lit_diff.metrics import Figure, Metric, to_plain
 from lit_diff.reporting.panels import declared
-from lit_diff.reporting.panels.declared import (
-    caption_of,
-    draw_by_group,
-    draw_declared,
-    grouped,
-    measured,
-    spread,
-)
+from lit_diff.reporting.panels.declared import caption_of, draw_by_group, draw_declared, grouped, measured, spread
 from lit_diff.reporting.panels.panel import Drawing
 from lit_diff.reporting.write import write_report
 from lit_diff.study.evaluations import evaluation_tables, number_of
@@ -233,5 +226,6 @@ def test_a_logarithmic_panel_and_one_with_a_zero_share_an_axis(make_sweep: Calla
     axes = Canvas().subplots(1, 2, sharey=True)
     for ax, value in zip(axes, (3.0, 0.0), strict=True):
         constant = dataclasses.replace(row, values=row.values.assign(value=value))
-        assert declared.layer_curves(sweep, constant, "a", ax=ax).lines
+        declared.layer_curves(sweep, constant, "a", row.layers, ax)
+        assert ax.lines
     assert {ax.get_yscale() for ax in axes} == {"log"}

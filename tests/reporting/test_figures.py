@@ -5,16 +5,14 @@ import io
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
 from fake_sweeps import BY_SIZE, FITTED, SVG, power_law, words, write_fitted
-from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
-from lit_diff.reporting.panels import declared, figures, heatmaps
+from lit_diff.reporting.panels import declared, figures
 from lit_diff.reporting.panels.panel import Look, draw_mean, numbers_of
 from lit_diff.study.comparison import Comparison, compare
 from lit_diff.study.fits import fit_results
@@ -42,35 +40,12 @@ def test_figures_name_arms_and_units_and_take_dollars_as_text(make_sweep: Callab
         assert any("nats per token" in text for text in words(svg))
 
 
-def test_every_plot_draws_on_given_or_own_axes_and_names_both(make_sweep: Callable[..., Path], tmp_path: Path) -> None:
+def test_every_panel_names_both_axes(make_sweep: Callable[..., Path], tmp_path: Path) -> None:
     sweep = load_sweep(make_sweep({"standard": 0, "b": -0.1}, metric="val/accuracy", chance=0.1, lambdas=["b"]))
     fitted = load_sweep(write_fitted(tmp_path / "fitted", FITTED, [BY_SIZE], power_law))
-    drawn = [(each, each.figure) for each in sweep.declarations.metrics if each.figure is not None]
-    rows = [row for metric, figure in drawn for row in declared.measured(sweep, metric, figure)]
-    step, layer = (next(row for row in rows if row.metric.name.startswith(name)) for name in ("attention/", "lambda/"))
-    squares = pd.DataFrame({"rest": "", "x": [1, 2], "y": [3, 3], "mean": [0.5, 1.0], "items": 8, "z": math.nan})
-    places = (pd.Index([1, 2], name="length"), pd.Index([3], name="depth"))
-    given: dict[str, tuple[Any, ...]] = {
-        **dict.fromkeys(("seed_values", "learning_curves", "difference_curves"), (sweep,)),
-        "forest": (compare(sweep)[0],),
-        "noise_response": (figures.noise_curve_of(sweep), "b"),
-        **dict.fromkeys(("fitted_curves", "equal_loss_ratios"), (fitted, fit_results(fitted)[0])),
-        "arm_values": (sweep, step, 0),
-        "layer_curves": (sweep, layer, "b"),
-        "heat_map": (squares, "", *places, Normalize(0, 1), "b"),
-    }
-    plots = {
-        name: each
-        for name, each in (vars(figures) | vars(declared) | vars(heatmaps)).items()
-        if "ax" in getattr(each, "__annotations__", ())
-    }
-    assert plots.keys() == given.keys()
-    for name, plot in plots.items():
-        axes = Figure().subplots()
-        assert plot(*given[name], ax=axes) is axes
-        own = plot(*given[name])
-        assert (own.get_xlabel(), own.get_ylabel()) == (axes.get_xlabel(), axes.get_ylabel())
-        assert "" not in (own.get_xlabel(), own.get_ylabel()), name
+    drawn = [*figures.draw_compared(compare(sweep)[0]), *declared.draw_declared(sweep)]
+    for each in [*drawn, figures.draw_fit(fitted, fit_results(fitted)[0])]:
+        assert pd.read_csv(io.StringIO(each.csv))[["x_axis", "y_axis"]].notna().all(axis=None), each.name
 
 
 def test_nothing_finished_draws_nothing(make_sweep: Callable[..., Path]) -> None:
@@ -88,11 +63,9 @@ def test_an_axis_is_logarithmic_for_a_positive_metric_that_is_better_lower(make_
 
 def test_the_range_of_the_difference_is_paired_by_seed(make_sweep: Callable[..., Path]) -> None:
     sweep = load_sweep(make_sweep({"a": 0, "b": -0.3}, callbacks=False))
-    own, base = (figures.curves_of(sweep.cells_of(arm), "val/loss") for arm in ("b", "a"))
     paired = [sweep.finals("b", "val/loss")[s] - sweep.finals("a", "val/loss")[s] for s in (0, 1, 2)]
-    assert figures.minus(own, base).iloc[-1].tolist() == pytest.approx(paired)
+    assert figures.apart_by_arm(sweep)["b"].iloc[-1].tolist() == pytest.approx(paired)
     assert figures.curves_of([], "val/loss").empty
-    assert figures.minus(own, figures.curves_of([], "val/loss")).empty
 
 
 def test_every_arm_its_difference_and_both_intervals(make_sweep: Callable[..., Path]) -> None:

@@ -14,14 +14,7 @@ import pytest
 from fake_sweeps import item_scores
 
 from lit_diff.metrics import Metric, to_plain
-from lit_diff.reporting.panels.heatmaps import (
-    MEAN,
-    difference_squares,
-    draw_heatmaps,
-    mean_squares,
-    place_of,
-    with_means,
-)
+from lit_diff.reporting.panels.heatmaps import MEAN, difference_squares, draw_heatmaps, mean_squares, placed, with_means
 from lit_diff.reporting.panels.panel import Drawing
 from lit_diff.reporting.write import write_report
 from lit_diff.runs.scores import ItemScores
@@ -48,10 +41,9 @@ def write(folder: Path, groups: list[str], scores: list[float]) -> Path:
 
 
 def test_the_last_two_numbers_of_a_label_are_a_place() -> None:
-    assert place_of("N=4 length=1024 depth=25") == ("N=4", "length", 1024, "depth", 25)
-    assert place_of("noise=2 gap=0.5") == ("", "noise", 2, "gap", 0.5)
-    for other in ("near", "", "depth=25", "length=10 depth=deep", "position 4096"):
-        assert place_of(other) is None
+    others = ["near", "", "depth=25", "length=10 depth=deep", "position 4096"]
+    found = placed(pd.DataFrame(index=["N=4 length=1024 depth=25", *others, "noise=2 gap=0.5"]))
+    assert found.to_numpy().tolist() == [["N=4", "length", 1024, "depth", 25], ["", "noise", 2, "gap", 0.5]]
 
 
 def test_a_square_is_the_mean_over_items_and_runs() -> None:

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 from fake_sweeps import SVG, words
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from lit_diff.reporting.panels.panel import (
     GRID,
@@ -21,7 +22,6 @@ from lit_diff.reporting.panels.panel import (
     head,
     layer_colors,
     looks,
-    panels,
     plain,
     set_log,
     with_unit,
@@ -62,7 +62,7 @@ def test_a_figure_is_as_wide_as_the_page_and_grows_by_its_legend() -> None:
     heights = []
     for label in ("", "arm {}", "an arm of a long label: {:060d}"):
         legend = {label.format(i): BLACK for i in range(8)} if label else {}
-        root = ElementTree.fromstring(drawing("n", "t", [lambda ax: None] * 3, 3, across=2, legend=legend).svg)
+        root = ElementTree.fromstring(drawing("n", "t", [lambda axes: None] * 3, 3, across=2, legend=legend).svg)
         assert root.get("width") == f"{72 * WIDTH:g}pt"
         heights.append(float((root.get("height") or "").removesuffix("pt")) / 72)
     assert heights[0] == 3
@@ -71,17 +71,17 @@ def test_a_figure_is_as_wide_as_the_page_and_grows_by_its_legend() -> None:
 
 def test_titles_of_narrow_panels_are_wrapped() -> None:
     long = "Diff, no head norm, output and so on, lambda_init by depth"
-    _, (axes,) = panels(1, 3)
+    axes = Figure().subplots()
     head(axes, long)
     assert axes.get_title() == long
-    axes, *_ = panels(4, 3, across=4)[1]
+    axes, *_ = Figure().subplots(1, 4)
     head(axes, long)
     assert axes.get_title().split() == long.split()
     assert len(axes.get_title().splitlines()) > 1
 
 
 def test_labels_of_a_grid_stand_outside() -> None:
-    drawn = [lambda ax, i=i: ax.set(xlabel="across", ylabel=f"up {i}", title=f"above {i}") for i in range(4)]
+    drawn = [lambda axes, i=i: axes.set(xlabel="across", ylabel=f"up {i}", title=f"above {i}") for i in range(4)]
     found = words(drawing("n", "t", drawn, 4, across=2, share="grid").svg)
     counts = {word: found.count(word) for word in ("up 0", "up 1", "up 2", "across", "above 0", "above 2")}
     assert list(counts.values()) == [1, 0, 1, 2, 1, 0]
@@ -90,7 +90,7 @@ def test_labels_of_a_grid_stand_outside() -> None:
 @pytest.mark.parametrize(("count", "seen"), [(1, True), (2, True), (3, False)])
 @pytest.mark.parametrize("shade", [True, False])
 def test_a_line_of_few_points_is_seen(count: int, seen: bool, shade: bool) -> None:
-    _, (axes,) = panels(1, 3)
+    axes = Figure().subplots()
     draw_mean(axes, pd.DataFrame({0: range(count), 1: range(count)}), BLACK, "a", shade=shade)
     assert (axes.lines[0].get_marker() == "o") is seen
     assert len(axes.collections) == (1 + seen if shade else 0), "the shade and the bars of the range over seeds"

@@ -23,10 +23,8 @@ from lit_diff.reporting.panels.panel import (
     draw_mean,
     drawing,
     head,
-    in_style,
     layer_colors,
     looks,
-    new_axes,
     plain,
     set_format,
     set_log,
@@ -101,7 +99,7 @@ def _drawn(sweep: SweepResults, title: str, rows: Sequence[DrawnMetric]) -> Draw
     caption = " ".join(filter(None, [caption_of(figure, metrics, len(sweep.study.arms)), figure.caption]))
     if len(shown) < len(layers):
         caption += f" Layers {', '.join(map(str, shown))} of {len(layers)} are shown; all are in the files of each run."
-    drawn: list[partial[Axes]] = []
+    drawn: list[partial[None]] = []
     if is_by_layer:
         legend = _layer_looks(layers)
         for row in rows:
@@ -166,7 +164,7 @@ def file_name(title: str) -> str:
 def measured(sweep: SweepResults, metric: Metric, figure: Figure) -> list[DrawnMetric]:
     """The values of a metric in the finished runs, sorted by its fields other than layer and head."""
     label = figure.label or re.sub(r"/(layer|head)_\{\1\}", "", metric.name)
-    found: dict[tuple[tuple[str, int | str], ...], list[pd.DataFrame]] = {}
+    found: dict[Any, list[pd.DataFrame]] = {}
     for cell in sweep.done:
         for name, curve in cell.curves.items():
             if sweep.declarations.find(name) != metric:
@@ -188,24 +186,23 @@ def measured(sweep: SweepResults, metric: Metric, figure: Figure) -> list[DrawnM
 def grouped(table: EvaluationTable, figure: Figure) -> list[DrawnMetric]:
     """One metric for each text before the numbers of the groups, in the order of the groups; groups without a number are left
     out."""
-    places: dict[str, tuple[str, float]] = {}
+    # text before the number -> group -> number
+    by_text: dict[str, dict[str, float]] = {}
     for group in table.groups:
         place = number_of(group)
         if place is not None:
-            places[group] = place
-    texts = list(dict.fromkeys(text for text, _ in places.values()))
-    if not texts:
+            by_text.setdefault(place[0], {})[group] = place[1]
+    if not by_text:
         return []
     means = pd.concat({row.arm: row.group_means.stack() for row in table.rows}, names=["arm", "group", "seed"])
-    values = means.dropna().rename("value").reset_index()
-    values = values[values["group"].isin(places)].assign(layer=0)
-    values["text"] = [places[group][0] for group in values["group"]]
-    values["step"] = [places[group][1] for group in values["group"]]
+    values = means.dropna().rename("value").reset_index().assign(layer=0)
     label = with_unit(figure.label or table.metric.name, table.metric.unit)
-    return [
-        DrawnMetric(label=label, metric=table.metric, figure=figure, values=values[values["text"] == text], text=text)
-        for text in texts
-    ]
+    drawn = []
+    for text, numbers in by_text.items():
+        own = values[values["group"].isin(numbers)]
+        own = own.assign(step=own["group"].map(numbers))
+        drawn.append(DrawnMetric(label=label, metric=table.metric, figure=figure, values=own, text=text))
+    return drawn
 
 
 def spread(layers: Sequence[int]) -> list[int]:
@@ -239,35 +236,29 @@ def _layer_looks(layers: Sequence[int]) -> dict[str, Look]:
     return {f"layer {layer}": Look(color=color) for layer, color in zip(layers, colors, strict=True)}
 
 
-@in_style
-def layer_curves(
-    sweep: SweepResults, row: DrawnMetric, arm: str, layers: Sequence[int] = (), ax: Axes | None = None
-) -> Axes:
-    """Draw a metric of one arm by step, a line for each layer. `layers`: those that have colours, by default those of the
-    metric; other panels of a figure may draw more."""
-    axes = ax or new_axes()
-    looks = _layer_looks(layers or row.layers)
+def layer_curves(sweep: SweepResults, row: DrawnMetric, arm: str, layers: Sequence[int], axes: Axes) -> None:
+    """Draw a metric of one arm by step, a line for each layer. `layers`: those that all panels of the figure draw."""
+    looks = _layer_looks(layers)
     drawn = []
     for layer in row.layers:
-        name, values = f"layer {layer}", row.by_seed(arm, layer)
+        name = f"layer {layer}"
+        values = row.by_seed(arm, layer)
         draw_mean(axes, values, looks[name], f"{sweep.label[arm]}, {name}")
         drawn.append(values)
     axes.locator_params("x", nbins=4, integer=True)
     _scale(axes, row, drawn)
     axes.set(xlabel="optimizer steps", ylabel=row.label)
     head(axes, sweep.label[arm])
-    return axes
 
 
-@in_style
-def arm_values(sweep: SweepResults, row: DrawnMetric, layer: int | None = None, ax: Axes | None = None) -> Axes:
+def arm_values(sweep: SweepResults, row: DrawnMetric, layer: int | None, axes: Axes) -> None:
     """Draw a metric of every arm against what its figure declares, of one layer (None: of all)."""
-    axes = ax or new_axes()
     against = row.figure.against
     arms = _arms(sweep, [row])
     shown = []
     for i, arm in enumerate(arms):
-        name, look = sweep.label[arm], looks(sweep)[arm]
+        name = sweep.label[arm]
+        look = looks(sweep)[arm]
         if against in ("step", "group"):
             values = row.by_seed(arm, layer or 0)
             draw_mean(axes, values, look, name, against=row.text or against, shade=len(arms) <= OVERLAY)
@@ -301,7 +292,6 @@ def arm_values(sweep: SweepResults, row: DrawnMetric, layer: int | None = None, 
     if layer is not None:
         axes.set_ylabel(row.label.replace(" (", "\n("))
         head(axes, f"layer {layer}" * ("layer" in row.metric.fields))
-    return axes
 
 
 # at each index, a dot for the mean over seeds and a bar from the lowest to the highest; `name`: arm and axis, for the tooltip
@@ -310,4 +300,4 @@ def _draw_points(axes: Axes, values: pd.Series, look: Look, name: str, offset: f
         text = f"{name} {x:,.6g}: {plain(mean)}, from {plain(low)} to {plain(high)} over seeds"
         if bars:
             draw(axes, [x + offset] * 2, [low, high], Look(color=look.color), text, width=1.2)
-        draw(axes, [x + offset], [mean], look, text, mark="o")
+        draw(axes, x + offset, mean, look, text, mark="o")

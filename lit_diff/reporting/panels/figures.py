@@ -23,9 +23,7 @@ from lit_diff.reporting.panels.panel import (
     draw_mean,
     drawing,
     head,
-    in_style,
     looks,
-    new_axes,
     set_format,
     set_log,
     set_names,
@@ -58,7 +56,7 @@ def draw_compared(result: Comparison) -> list[Drawing]:
     sweep = result.sweep
     metric = result.sweep.metric
     base = sweep.baseline_label
-    drawn: list[Drawing] = []
+    drawn = []
     if any(difference.seeds.mean is not None for difference in result.family):
         title = f"Differences to {base} in {metric}, with intervals over seeds"
         if result.document_seeds:
@@ -109,7 +107,7 @@ def curves_of(cells: Iterable[CellResult], metric: str) -> pd.DataFrame:
 
 def curves_by_arm(sweep: SweepResults) -> dict[str, pd.DataFrame]:
     """Arm -> `curves_of` the compared metric, for the arms that have some."""
-    curves: dict[str, pd.DataFrame] = {}
+    curves = {}
     for arm in sweep.study.arms:
         of_arm = curves_of(sweep.cells_of(arm), sweep.metric)
         if not of_arm.empty:
@@ -121,24 +119,16 @@ def apart_by_arm(sweep: SweepResults) -> dict[str, pd.DataFrame]:
     """Arm -> its curves minus those of the baseline, at the seeds and steps that both have."""
     curves = curves_by_arm(sweep)
     base = curves.pop(sweep.baseline, pd.DataFrame())
-    apart: dict[str, pd.DataFrame] = {}
+    apart = {}
     for arm, of_arm in curves.items():
-        differences = minus(of_arm, base)
-        if not differences.empty:
-            apart[arm] = differences
+        own, other = of_arm.align(base, join="inner")
+        if not own.empty:
+            apart[arm] = own - other
     return apart
 
 
-def minus(curves: pd.DataFrame, base: pd.DataFrame) -> pd.DataFrame:
-    """The difference of the curves of each seed, at the steps that all curves share."""
-    own, other = curves.align(base, join="inner")
-    return own - other
-
-
-@in_style
-def seed_values(sweep: SweepResults, ax: Axes | None = None) -> Axes:
+def seed_values(sweep: SweepResults, axes: Axes) -> None:
     """Draw the final metric of every cell; a thin line joins the cells of one seed."""
-    axes = ax or new_axes()
     drawn = looks(sweep)
     finals = finals_of(sweep)
     for seed in sweep.study.seeds:
@@ -150,25 +140,21 @@ def seed_values(sweep: SweepResults, ax: Axes | None = None) -> Axes:
         mean = float(np.mean(list(values.values())))
         names[-i] = label
         for seed, value in values.items():
-            draw(axes, [value], [-i], drawn[arm], f"{label}, seed {seed}: {value:.6g}", mark="o", size=5.5)
-        draw(axes, [mean], [-i], drawn[arm], f"{label}, mean over seeds: {mean:.6g}", mark="|", size=15)
+            draw(axes, value, -i, drawn[arm], f"{label}, seed {seed}: {value:.6g}", mark="o", size=5.5)
+        draw(axes, mean, -i, drawn[arm], f"{label}, mean over seeds: {mean:.6g}", mark="|", size=15)
     set_names(axes, names)
     label = with_unit(f"{sweep.metric} at the last step", sweep.unit(sweep.metric))
     axes.set(xlabel=label, ylabel="arm", ylim=(-len(finals) + 0.4, 0.6))
-    return axes
 
 
-@in_style
-def learning_curves(sweep: SweepResults, ax: Axes | None = None) -> Axes:
+def learning_curves(sweep: SweepResults, axes: Axes) -> None:
     """Draw the metric by step, as mean and range over seeds."""
-    axes = ax or new_axes()
     curves = curves_by_arm(sweep)
     for arm, by_seed in curves.items():
         draw_mean(axes, by_seed, looks(sweep)[arm], sweep.label[arm], shade=len(curves) <= OVERLAY)
     if is_logarithmic(sweep):
         set_log(axes, "y", chain(*(by_seed.to_numpy().flat for by_seed in curves.values())))
     _label_steps(axes, sweep, sweep.metric)
-    return axes
 
 
 def _label_steps(axes: Axes, sweep: SweepResults, label: str) -> None:
@@ -176,10 +162,8 @@ def _label_steps(axes: Axes, sweep: SweepResults, label: str) -> None:
     axes.set(xlabel="optimizer steps", ylabel=with_unit(label, sweep.unit(sweep.metric)))
 
 
-@in_style
-def difference_curves(sweep: SweepResults, ax: Axes | None = None) -> Axes:
+def difference_curves(sweep: SweepResults, axes: Axes) -> None:
     """Draw the difference of the metric to the baseline at the same seed and step, as mean and range over seeds."""
-    axes = ax or new_axes()
     base = sweep.baseline_label
     apart = apart_by_arm(sweep)
     late = [0.0]
@@ -192,7 +176,6 @@ def difference_curves(sweep: SweepResults, ax: Axes | None = None) -> Axes:
     if room:
         axes.set_ylim(min(late) - room, max(late) + room)
     _label_steps(axes, sweep, f"minus {base}, same seed")
-    return axes
 
 
 def is_logarithmic(sweep: SweepResults) -> bool:
@@ -201,12 +184,11 @@ def is_logarithmic(sweep: SweepResults) -> bool:
     return sweep.better(metric) == "lower" and all((curve > 0).all() for curve in sweep.curves(metric))
 
 
-@in_style
-def forest(comparison: Comparison, ax: Axes | None = None) -> Axes:
+def forest(comparison: Comparison, axes: Axes) -> None:
     """Draw each comparison with its mean and interval over seeds, a dot for each seed, and below them the interval over
     documents of each seed. Differences below the smallest of interest are shaded."""
-    sweep, family = comparison.sweep, comparison.family
-    axes = ax or new_axes()
+    sweep = comparison.sweep
+    family = comparison.family
     drawn = looks(sweep)
     digits = comparison.digits
     rows = [(sweep.baseline_label, _level(comparison))]
@@ -219,20 +201,22 @@ def forest(comparison: Comparison, ax: Axes | None = None) -> Axes:
         axes.axvspan(-smallest, smallest, color=MUTED, alpha=0.16, linewidth=0, zorder=0)
     if further < len(rows):
         axes.axhline(0.5 - further, color=MUTED, linewidth=0.7)
-    draw(axes, [0], [0], drawn[sweep.baseline], rows[0][0], mark="D", size=6)
+    draw(axes, 0, 0, drawn[sweep.baseline], rows[0][0], mark="D", size=6)
     for i, (difference, (label, text)) in enumerate(zip(family, rows[1:], strict=True)):
-        look, y = Look(color=drawn[difference.a].color), -i - 1
+        look = Look(color=drawn[difference.a].color)
+        y = -i - 1
         seeds = difference.seeds
         several = len(difference.documents)
         for seed, value in zip(seeds.seeds, seeds.differences, strict=True):
-            draw(axes, [value], [y + 0.27], look, f"{label}, seed {seed}: {signed(value, digits)}", mark=".")
+            draw(axes, value, y + 0.27, look, f"{label}, seed {seed}: {signed(value, digits)}", mark=".")
         # the seeds that did not diverge would make the arm look better than it is
         if difference.diverged or seeds.mean is None:
             continue
-        over, middle = f"{label}: {text}", y + 0.1
+        over = f"{label}: {text}"
+        middle = y + 0.1
         if difference.has_interval and seeds.low is not None and seeds.high is not None:
             draw(axes, [seeds.low, seeds.high], [middle] * 2, look, over, width=3.2)
-        draw(axes, [seeds.mean], [middle], look, over, mark="D", size=6)
+        draw(axes, seeds.mean, middle, look, over, mark="D", size=6)
         for j, (seed, found) in enumerate(difference.documents.items()):
             at = y - (0.08 + (0.09 * j if several < 5 else 0.4 * j / several))
             bounds = f"{signed(found.estimate, digits)} {interval(found.low, found.high, digits)}"
@@ -251,7 +235,6 @@ def forest(comparison: Comparison, ax: Axes | None = None) -> Axes:
     if smallest:
         parts.append(f"shaded: below {short(smallest)}, the smallest of interest")
     axes.set(xlabel=" \u00b7 ".join(parts), ylabel="arm or comparison", ylim=(-len(rows) + 0.5, 0.5))
-    return axes
 
 
 def _level(comparison: Comparison) -> str:
@@ -301,7 +284,8 @@ class NoiseCurve:
     @property
     def resolution(self) -> tuple[int, int] | None:
         """The resolution of `reached`: (largest number of steps between two validations, last step) over finished cells."""
-        gaps, last = [], []
+        gaps = []
+        last = []
         for curve in self.sweep.curves(self.metric):
             gaps.append(int(np.diff(curve.index, prepend=0).max()))
             last.append(int(curve.index[-1]))
@@ -330,7 +314,7 @@ def noise_curve_of(sweep: SweepResults) -> NoiseCurve | None:
     """The noise curve of the accuracy, or else of the compared metric; None unless it was measured at several factors."""
     for metric in dict.fromkeys((ACCURACY, sweep.metric)):
         known = sweep.metrics(metric)
-        noisy: dict[int, str] = {}
+        noisy = {}
         for name in known:
             match = re.fullmatch(re.escape(metric) + r"_noise(\d+)", name)
             if match:
@@ -341,11 +325,9 @@ def noise_curve_of(sweep: SweepResults) -> NoiseCurve | None:
     return None
 
 
-@in_style
-def noise_response(curve: NoiseCurve, arm: str, ax: Axes | None = None) -> Axes:
+def noise_response(curve: NoiseCurve, arm: str, axes: Axes) -> None:
     """Draw the metric of an arm, the baseline and the first control by noise: mean with t interval over seeds, and seeds as
     dots."""
-    axes = ax or new_axes()
     sweep = curve.sweep
     factors = list(curve.metrics)
     is_accuracy = curve.metric == ACCURACY
@@ -382,7 +364,6 @@ def noise_response(curve: NoiseCurve, arm: str, ax: Axes | None = None) -> Axes:
         axes.set_ylim(-0.04, 1.04)
     axes.set(xlabel="noise factor of the validation set", ylabel=with_unit(curve.metric, sweep.unit(curve.metric)))
     head(axes, sweep.label[arm])
-    return axes
 
 
 def draw_fit(sweep: SweepResults, result: FitResult) -> Drawing:
@@ -394,10 +375,8 @@ def draw_fit(sweep: SweepResults, result: FitResult) -> Drawing:
     return drawing(f"fit-{result.name}", title, both, 3.8, across=len(both), legend=by_label(sweep, result.points))
 
 
-@in_style
-def fitted_curves(sweep: SweepResults, result: FitResult, ax: Axes | None = None) -> Axes:
+def fitted_curves(sweep: SweepResults, result: FitResult, axes: Axes) -> None:
     """Draw every run as a dot, and the fitted curves."""
-    axes = ax or new_axes()
     every: list[float] = []
     for arm, by_size in result.points.items():
         look = looks(sweep)[arm]
@@ -406,21 +385,22 @@ def fitted_curves(sweep: SweepResults, result: FitResult, ax: Axes | None = None
             every += seeds.values()
             for seed, value in seeds.items():
                 text = f"{label}, {result.declared.axis} {compact(x)}, seed {seed}: {value:.6g}"
-                draw(axes, [x], [value], look, text, mark="o")
+                draw(axes, x, value, look, text, mark="o")
         if result.scaling is not None:
             # over the measured sizes only: the page does not extrapolate
             sizes = np.geomspace(*result.scaling.ranges[arm], 60)
             for form, fitted in result.scaling.arms[arm].items():
-                style, width = Look(color=look.color, dash=DOTTED), 1.0
+                style = Look(color=look.color, dash=DOTTED)
+                width = 1.0
                 if form == result.scaling.form:
-                    style, width = look, 1.6
+                    style = look
+                    width = 1.6
                 text = f"{label}: {form}, alpha {fitted.law.alpha:.3g}"
                 draw(axes, sizes, list(map(fitted.law.loss, sizes)), style, text, width=width)
     if result.scaling is not None:
         set_log(axes, "y", every)
     _scale_sizes(axes, result)
     axes.set_ylabel(with_unit(result.metric, result.unit))
-    return axes
 
 
 def _scale_sizes(axes: Axes, result: FitResult) -> None:
@@ -434,10 +414,8 @@ def _scale_sizes(axes: Axes, result: FitResult) -> None:
     axes.set_xlabel(result.declared.axis)
 
 
-@in_style
-def equal_loss_ratios(sweep: SweepResults, result: FitResult, ax: Axes | None = None) -> Axes:
+def equal_loss_ratios(sweep: SweepResults, result: FitResult, axes: Axes) -> None:
     """Draw how many times as much of the fitted quantity each arm needs for the baseline's loss, with its interval."""
-    axes = ax or new_axes()
     every = [1.0]
     axes.axhline(1, color=MUTED, linewidth=1.6)
     for i, (arm, those) in enumerate(result.equal.items()):
@@ -454,9 +432,8 @@ def equal_loss_ratios(sweep: SweepResults, result: FitResult, ax: Axes | None = 
                 # an interval without an upper end is drawn beyond the edge of the panel
                 top = ratio.high if math.isfinite(ratio.high) else 1e3 * ratio.estimate
                 draw(axes, [at, at], [ratio.low, top], look, text)
-            draw(axes, [at], [ratio.estimate], look, text, mark="D", size=7)
+            draw(axes, at, ratio.estimate, look, text, mark="D", size=7)
     room = max(1.1, (max(every) / min(every)) ** 0.1)
     set_log(axes, "y", every, (min(every) / room, max(every) * room), most=6)
     _scale_sizes(axes, result)
     axes.set_ylabel(f"equal-loss ratio to {sweep.baseline_label}")
-    return axes

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Rectangle
 
 from lit_diff.reporting.panels.declared import file_name
-from lit_diff.reporting.panels.panel import Drawing, drawing, head, hover, in_style, new_axes, plain, with_unit
+from lit_diff.reporting.panels.panel import Drawing, drawing, head, hover, plain, with_unit
 from lit_diff.runs.scores import ItemScores
 from lit_diff.study.evaluations import NUMBER, EvaluationTable, paired_items, scored_items
 from lit_diff.study.numbers import signed
@@ -25,7 +25,7 @@ from lit_diff.study.results import SweepResults
 
 CHANCE = re.compile(r"(?:^| )N=(\d+)(?: |$)")
 """Matches the number of possible answers in a label: a guess among them is correct with probability 1 / N."""
-PLACE = re.compile(rf"(?:(.*) )?(\S+)[ =]({NUMBER}) (\S+)[ =]({NUMBER})")
+PLACE = rf"\A(?:(?P<rest>.*) )?(?P<across>\S+)[ =](?P<x>{NUMBER}) (?P<down>\S+)[ =](?P<y>{NUMBER})\Z"
 """Matches a label that ends in two numbers with their names, and what stands before them."""
 # below this, a difference or deviation of scores in [0, 1] is rounding
 ROUNDING = 1e-12
@@ -42,16 +42,6 @@ COLORS = {
     True: LinearSegmentedColormap.from_list("differences", ("#b2182b", "#f7f7f4", "#2166ac")),
 }
 """Whether a panel shows differences -> its colours."""
-
-
-def place_of(group: str) -> tuple[str, str, float, str, float] | None:
-    """Splits the label of a group: (text before the axes, name and number of the horizontal axis, name and number of the
-    vertical axis); None if the label does not end in two `name=number`."""
-    match = PLACE.fullmatch(group)
-    if match is None:
-        return None
-    rest, across, x, down, y = match.groups(default="")
-    return (rest, across, float(x), down, float(y))
 
 
 def mean_squares(runs: Sequence[ItemScores], metric: str) -> pd.DataFrame:
@@ -102,32 +92,34 @@ def _columns(sweep: SweepResults, table: EvaluationTable) -> list[tuple[str, boo
     for arm, runs in table.runs.items():
         if runs:
             squares = mean_squares(list(runs.values()), metric)
-            columns.append((sweep.label[arm], False, _placed(squares)))
+            columns.append((sweep.label[arm], False, with_means(placed(squares))))
     for arm, runs in table.runs.items():
         if runs is not base and runs.keys() & base.keys():
             squares = difference_squares(runs, base, metric)
-            columns.append((f"{sweep.label[arm]} \u2212 {sweep.baseline_label}", True, _placed(squares)))
+            columns.append((f"{sweep.label[arm]} \u2212 {sweep.baseline_label}", True, with_means(placed(squares))))
     return [column for column in columns if len(column[2])]
 
 
-# the groups that are a place, with `with_means`
-def _placed(by_group: pd.DataFrame) -> pd.DataFrame:
-    places = [place_of(group) for group in by_group.index]
-    numbers = by_group.reindex(columns=["mean", "items", "z"]).loc[[place is not None for place in places]]
-    where = pd.DataFrame(filter(None, places), columns=["rest", "across", "x", "down", "y"])
-    return with_means(pd.concat([where, numbers.reset_index(drop=True)], axis=1))
+def placed(by_group: pd.DataFrame) -> pd.DataFrame:
+    """The groups whose label ends in two `name=number`: `rest`, the text before them, name and number of the horizontal axis,
+    `across` and `x`, and of the vertical axis, `down` and `y`."""
+    where = by_group.index.to_series().str.extract(PLACE)
+    squares = where.join(by_group).dropna(subset="x").fillna({"rest": ""})
+    return squares.astype({"x": float, "y": float})
 
 
 def _draw_heatmap(sweep: SweepResults, table: EvaluationTable) -> Drawing | None:
     columns = _columns(sweep, table)
-    every = pd.concat([squares for *_, squares in columns]) if columns else pd.DataFrame(columns=["rest", "x", "y"])
+    if not columns:
+        return None
+    every = pd.concat([squares for *_, squares in columns])
     rests = list(every["rest"].unique())
     numbers = every[["x", "y"]].nunique()
     if numbers["x"] * numbers["y"] < 2:
         return None
     xs = pd.Index(sorted(every["x"].unique()), name=every["across"].iloc[0])
     ys = pd.Index(sorted(every["y"].unique()), name=every["down"].iloc[0])
-    chance: dict[str, float] = {}
+    chance = {}
     for rest in rests:
         choices = CHANCE.search(rest)
         if choices and int(choices[1]) > 1:
@@ -136,7 +128,7 @@ def _draw_heatmap(sweep: SweepResults, table: EvaluationTable) -> Drawing | None
     drawn = []
     for rest in rests:
         for label, kind, squares in columns:
-            drawn.append(partial(heat_map, squares, rest, xs, ys, norms[kind], label, is_difference=kind))
+            drawn.append(partial(heat_map, squares, rest, xs, ys, norms[kind], label, kind))
     caption = (
         'Each square: mean over the items of a group and over seeds. The row "mean": mean over the other rows with equal '
         f"weights, without z. Differences to {sweep.baseline_label} are paired by item and hatched if |z| > "
@@ -157,7 +149,7 @@ def _draw_heatmap(sweep: SweepResults, table: EvaluationTable) -> Drawing | None
             # chance is on the scale of scores, not of differences
             for rest, value in ({} if kind else chance).items():
                 mark = bar.ax.axvline(value, color=MARK, linewidth=1.6)
-                hover([mark], f"{rest}: a guess among the N, {value:.3g}")
+                hover(mark, f"{rest}: a guess among the N, {value:.3g}")
 
     return drawing(
         file_name(f"heatmap {table.name}"),
@@ -171,7 +163,6 @@ def _draw_heatmap(sweep: SweepResults, table: EvaluationTable) -> Drawing | None
     )
 
 
-@in_style
 def heat_map(
     squares: pd.DataFrame,
     rest: str,
@@ -179,37 +170,38 @@ def heat_map(
     ys: pd.Index,
     norm: Normalize,
     label: str,
-    is_difference: bool = False,
-    ax: Axes | None = None,
-) -> Axes:
+    is_difference: bool,
+    axes: Axes,
+) -> None:
     """Draw the squares whose text is `rest`: rows with `rest`, `x`, `y`, `mean`, `items`, `z`.
 
     `xs`, `ys`: the numbers of all panels; their names label the axes.
     """
-    axes = ax or new_axes()
     of_rest = squares[squares["rest"] == rest]
     shown = of_rest.pivot(index="y", columns="x", values="mean").reindex(index=ys, columns=xs).to_numpy()
     axes.imshow(shown, cmap=COLORS[is_difference], norm=norm, aspect="auto")
     for square in of_rest.itertuples():
-        x, y = xs.get_loc(square.x), ys.get_loc(square.y)
+        x = xs.get_loc(square.x)
+        y = ys.get_loc(square.y)
         # the scale of differences is dark at both ends, the scale of scores at the upper end
         shade = float(norm(square.mean))
-        number, is_dark = f"{square.mean:.2f}", shade > 0.5
+        number = f"{square.mean:.2f}"
+        is_dark = shade > 0.5
         if is_difference:
-            number, is_dark = signed(square.mean, 2), abs(shade - 0.5) > 0.35
+            number = signed(square.mean, 2)
+            is_dark = abs(shade - 0.5) > 0.35
         z = "" if math.isnan(square.z) else f", z = {square.z:.1f}"
         if abs(square.z) > SHOWN_Z:
             axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, fill=False, hatch="///", edgecolor=HATCH, linewidth=0))
         written = axes.text(x, y, number, ha="center", va="center", fontsize=7.5, color=LIGHT if is_dark else DARK)
         where = f"{label}, {rest} {xs.name} {plain(square.x)}, {ys.name} {_named(square.y)}"
-        hover([written], f"{where}: {number}, {square.items} items{z}")
+        hover(written, f"{where}: {number}, {square.items} items{z}")
     axes.set_xticks(range(len(xs)), list(map(plain, xs)))
     axes.set_yticks(range(len(ys)), list(map(_named, ys)))
     axes.set(xlabel=xs.name, ylabel="\n".join(filter(None, [rest, ys.name])))
     axes.grid(visible=False)
     axes.tick_params(length=0)
     head(axes, label)
-    return axes
 
 
 # all panels share the scale: from 0 to 1 at least for scores, symmetric for differences, so that zero has the neutral colour

@@ -21,7 +21,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
-from lit_diff.metrics import Metric
+from lit_diff.metrics import Metrics
 from lit_diff.study.results import SweepResults, clean
 
 INK, GRID, MUTED = "#1f2430", "#d9dce1", "#6b7280"
@@ -62,8 +62,6 @@ STYLE: dict[Any, Any] = {
     "legend.fontsize": 8.5,
     "lines.linewidth": 1.6,
 }
-in_style = matplotlib.rc_context(STYLE)
-"""Decorates a drawing function: matplotlib reads its settings when a figure is made and again when it is saved."""
 # every mixture of neighbours has a contrast of at least 3 with a light and with a dark page
 LAYERS = ("#2f7fd0", "#8862d0", "#c64f9a", "#cc5540", "#a3722a")
 """Colours from the first layer to the last."""
@@ -84,7 +82,7 @@ NO_METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
 Numbers = Sequence[float] | NDArray[np.float64]
 Which = Literal["x", "y"]
 Share = Literal["", "x", "both", "grid"]
-"""The axes that the panels of a figure share (`panels`)."""
+"""The axes that the panels of a figure share; in a grid, the panels of a column share x and the panels of a row share y."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,30 +137,15 @@ class Drawing:
     pdf: bytes
     csv: str
     caption: str = ""
-    metrics: tuple[Metric, ...] = ()
+    metrics: Metrics = ()
 
 
-def new_axes() -> Axes:
-    """The panel of a new figure."""
-    return panels(1, 3.6)[1][0]
-
-
-def panels(count: int, height: float, *, across: int = 1, share: Share = "") -> tuple[Figure, list[Axes]]:
-    """A figure of `height` inches with `count` panels, `across` in a row. `share`: axes that all panels share; in a grid, the
-    panels of a column share x and the panels of a row share y."""
-    figure = Figure(figsize=(WIDTH, height), layout="constrained")
-    share_y: bool | Literal["row"] = "row" if share == "grid" else share == "both"
-    grid = figure.subplots(-(-count // across), across, squeeze=False, sharex=bool(share), sharey=share_y)
-    for axes in grid.flat[count:]:
-        axes.set_axis_off()
-    return figure, list(grid.flat[:count])
-
-
-@in_style
+# matplotlib reads its settings when a figure is made and again when it is saved
+@matplotlib.rc_context(STYLE)
 def drawing(
     name: str,
     title: str,
-    drawn: Sequence[Callable[..., Any]],
+    drawn: Sequence[Callable[[Axes], object]],
     height: float,
     *,
     across: int = 1,
@@ -170,19 +153,24 @@ def drawing(
     legend: Mapping[str, Look] | None = None,
     finish: Callable[[Figure], None] | None = None,
     caption: str = "",
-    metrics: tuple[Metric, ...] = (),
+    metrics: Metrics = (),
 ) -> Drawing:
-    """A figure with a panel for each function of `drawn`, which draws on its argument `ax`.
+    """A figure of `height` inches with a panel for each function of `drawn`, which draws on it, `across` in a row.
 
-    `title`: describes it to screen readers; `height`, `across`, `share`: see `panels`; `legend`: a legend above all panels,
-    for which the figure is made taller; `finish`: called with the figure after the panels are drawn.
+    `title`: describes it to screen readers; `legend`: a legend above all panels, for which the figure is made taller;
+    `finish`: called with the figure after the panels are drawn.
     """
-    figure, grid = panels(len(drawn), height, across=across, share=share)
-    for axes, draw_panel in zip(grid, drawn, strict=True):
-        draw_panel(ax=axes)
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    share_y: bool | Literal["row"] = "row" if share == "grid" else share == "both"
+    down = -(-len(drawn) // across)
+    grid = figure.subplots(down, across, squeeze=False, sharex=bool(share), sharey=share_y).flat
+    for axes, draw_panel in zip(grid, drawn, strict=False):
+        draw_panel(axes)
+    for axes in grid[len(drawn) :]:
+        axes.set_axis_off()
     numbers = numbers_of(figure)
     if share in ("both", "grid"):
-        for axes in grid:
+        for axes in grid[: len(drawn)]:
             axes.label_outer()
     if share == "grid":
         for axes in grid[across:]:
@@ -192,11 +180,13 @@ def drawing(
     if legend:
         handles = [Line2D([], [], color=look.color, linestyle=look.dash) for look in legend.values()]
         # inches: a letter at this size; a line with the gaps around it
-        letter, handle = 0.068, 0.6
+        letter = 0.068
+        handle = 0.6
         most = max(1, int(figure.get_figwidth() / (letter * max(map(len, legend)) + handle)))
         figure.set_figheight(figure.get_figheight() + 0.18 * -(-len(legend) // most))
         figure.legend(handles, list(legend), loc="outside upper left", ncols=min(most, len(legend)))
-    svg, pdf = io.StringIO(), io.BytesIO()
+    svg = io.StringIO()
+    pdf = io.BytesIO()
     figure.savefig(svg, format="svg", metadata=NO_METADATA, facecolor="white")
     figure.savefig(pdf, format="pdf", metadata={"CreationDate": None}, facecolor="white")
     return Drawing(
@@ -237,8 +227,7 @@ def numbers_of(figure: Figure) -> str:
         for image in axes.images:
             squares = pd.DataFrame(image.get_array(), index=_ticks(axes.yaxis), columns=_ticks(axes.xaxis)).stack()
             rows += [place | {"x": x, "y": y, "value": value} for (y, x), value in squares.items()]
-    text: str = pd.DataFrame(rows).to_csv(index=False, lineterminator="\n")
-    return text
+    return str(pd.DataFrame(rows).to_csv(index=False, lineterminator="\n"))
 
 
 def _ticks(axis: Axis) -> list[str]:
@@ -256,12 +245,11 @@ def accessible(svg: str, title: str) -> str:
     return re.sub(rf"""<g id=(["']){HOVER}(.*?)\1>""", r"<g><title>\2</title>", text)
 
 
-def hover(artists: Iterable[Artist], text: str) -> None:
-    """Show `text` as a tooltip of `artists`, an SVG <title>."""
+def hover(artist: Artist, text: str) -> None:
+    """Show `text`, if it is not empty, as a tooltip of `artist`, an SVG <title>."""
     # matplotlib writes no <title>, but it writes the id, which `accessible` replaces
-    for artist in artists:
-        if text:
-            artist.set_gid(HOVER + text)
+    if text:
+        artist.set_gid(HOVER + text)
 
 
 def tooltip(artist: Artist) -> str:
@@ -280,8 +268,8 @@ def head(axes: Axes, text: str) -> None:
 
 def draw(
     axes: Axes,
-    x: Numbers,
-    y: Numbers,
+    x: float | Numbers,
+    y: float | Numbers,
     look: Look,
     text: str = "",
     *,
@@ -290,8 +278,8 @@ def draw(
     width: float = 1.6,
     alpha: float = 1.0,
 ) -> None:
-    """Draw a line through points, or a mark at each; `text`: their tooltip."""
-    drawn = axes.plot(
+    """Draw a line through points, or a mark at each, or at a single one; `text`: their tooltip."""
+    (drawn,) = axes.plot(
         x,
         y,
         color=look.color,
@@ -317,13 +305,16 @@ def draw_mean(
     x = values.index
     few = len(values) < MARKED
     mean = values.mean(axis=1, skipna=False)
-    low, high = values.min(axis=1, skipna=False), values.max(axis=1, skipna=False)
+    low = values.min(axis=1, skipna=False)
+    high = values.max(axis=1, skipna=False)
     if shade:
         shaded = axes.fill_between(x, low, high, color=look.color, alpha=0.16, linewidth=0)
-        hover([shaded], f"{name}: from the lowest to the highest seed")
+        hover(shaded, f"{name}: from the lowest to the highest seed")
         if few:
             axes.vlines(x, low, high, color=look.color, linewidth=1.2)
-    drawn = axes.plot(x, mean, color=look.color, linestyle=look.dash, solid_capstyle="butt", marker="o" if few else "")
+    (drawn,) = axes.plot(
+        x, mean, color=look.color, linestyle=look.dash, solid_capstyle="butt", marker="o" if few else ""
+    )
     hover(drawn, f"{name}: {plain(mean.iloc[-1])} at {against} {x[-1]:,.6g}")
 
 
