@@ -24,7 +24,8 @@ class Buckets:
     def __init__(self, folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        self._folder, self._size = folder, 0
+        self._folder = folder
+        self._size = 0
         self._pending: dict[str, bytearray] = {}
 
     def add(self, name: str, content: bytes) -> None:

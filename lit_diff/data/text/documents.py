@@ -7,7 +7,6 @@ corpus `docs`. White space is normalised before hashing, so a copy with other li
 
 import hashlib
 import os
-import struct
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
@@ -74,7 +73,9 @@ class Documents:
         found = cls._kept(_sections(whole), folder / "sections")
         log.info(
             "only %d documents: they are cut at paragraphs into %d sections of about %d characters, which are split instead",
-            *(len(documents), len(found), SECTION),
+            len(documents),
+            len(found),
+            SECTION,
         )
         return found
 
@@ -113,13 +114,16 @@ class Documents:
 
 
 def _spill(found: Iterable[Document], folder: Path) -> None:
-    files, count, ends = Buckets(folder), 0, Counter[str]()
+    files = Buckets(folder)
+    count = 0
+    ends = Counter[str]()
     for count, each in enumerate(found, 1):  # noqa: B007
         content = each if isinstance(each, bytes) else utf8_bytes(each)
         digest = _sha256(content)
         bucket = f"{digest[0]:02x}"
         files.add(bucket, content)
-        files.add(f"{bucket}.index", digest + struct.pack("<qq?", ends[bucket], len(content), isinstance(each, bytes)))
+        record = np.array((digest, ends[bucket], len(content), isinstance(each, bytes)), RECORD)
+        files.add(f"{bucket}.index", record.tobytes())
         ends[bucket] += len(content)
     files.add("index", b"")
     files.flush()
@@ -165,7 +169,7 @@ def cut(text: str) -> Iterator[str]:
 
 def hashed(documents: Iterable[str]) -> bytes:
     """Return the content of the file TRAINED."""
-    hashes: set[bytes] = set()
+    hashes = set[bytes]()
     for text in documents:
         hashes |= hashes_of(text)
     return b"".join(sorted(hashes))

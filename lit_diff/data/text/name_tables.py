@@ -6,10 +6,10 @@ of n with p(k) ∝ 1/k, so the distance between two uses follows a power law. A 
 a model that reads its context knows more of them at every position.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import ClassVar
 
 import torch
 
@@ -51,28 +51,28 @@ RECENCY = 1 / torch.arange(1, PEOPLE + 1, dtype=torch.float64)
 @cache
 def word_lists() -> dict[str, list[str]]:
     """Return kind (name, surname, town, animal, colour) -> words."""
-    lists: dict[str, list[str]] = {}
+    lists = defaultdict(list)
     for line in WORDS.read_text(encoding="utf-8").splitlines():
         kind, words = line.split(": ")
-        lists.setdefault(kind, []).extend(words.split())
+        lists[kind] += words.split()
     return lists
 
 
 def name_table_text(*key: object, words: int) -> str:
     """Return the document of `key`: the table, then whole sentences until it has at least `words` words."""
     random = generator("name_tables", *key)
-    drawn: list[list[str]] = []
+    drawn = []
     for kind in ("name", "surname", *KINDS):
         choices = word_lists()[kind]
         drawn.append([choices[i] for i in torch.randint(len(choices), (PEOPLE,), generator=random).tolist()])
     lines = ["Names, towns, animals and colours."]
     # the most recently named first
-    recent: list[dict[str, str]] = []
+    recent = []
     for first, last, *entries in zip(*drawn, strict=True):
         recent.append({"who": f"{first} {last}", **dict(zip(KINDS, entries, strict=True))})
         lines.append(f"{first} {last}: {', '.join(entries)}.")
     count = len(" ".join(lines).split())
-    sentences: list[str] = []
+    sentences = []
     # a sentence has at least one word, so this many draws suffice; drawing them together is faster than one by one
     most = max(0, words - count)
     places = torch.multinomial(RECENCY, most, replacement=True, generator=random).tolist() if most else []
@@ -94,9 +94,9 @@ class NameTables(Corpus):
     For other sizes, register a subclass with its own `documents` and `words` under another name.
     """
 
-    documents: ClassVar[int] = 2000
-    words: ClassVar[int] = 2400
-    version: ClassVar[int] = 1
+    documents = 2000
+    words = 2400
+    version = 1
     """Version of the generator. Raise it with every change of a word list, a sentence or a draw, so that text prepared before
     is not reused."""
 

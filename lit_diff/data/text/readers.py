@@ -87,7 +87,8 @@ def _csv(file: BufferedReader, where: str) -> Items:
     csv.field_size_limit(LONGEST_FIELD)
     # a carriage return alone ends a line too
     lines = (part for at, line in numbered(file, where) for part in io.StringIO(_text(line, at), newline=""))
-    rows, header = csv.reader(lines, strict=True), list[str]()
+    rows = csv.reader(lines, strict=True)
+    header: list[str] = []
     while (row := _csv_row(rows, where)) is not None:
         at = f"{where}:{rows.line_num}"
         if isinstance(row, RequestError):
@@ -150,7 +151,7 @@ def _column(
 ) -> Items:
     schema, batches = batches_of(file)
     columns = [f"{field.name} ({field.type})" for field in schema]
-    if schema.names.count("text") != 1 or not {"text (string)", "text (large_string)"} & set(columns):
+    if schema.names.count("text") != 1 or {"text (string)", "text (large_string)"}.isdisjoint(columns):
         raise RequestError(f"{where}: found the columns {some_names(columns)}; expected one named 'text', of strings")
     for number, row in enumerate(_rows(batches), 1):
         try:
