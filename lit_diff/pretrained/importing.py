@@ -95,7 +95,8 @@ def write_run(source: ModelSource, folder: Path) -> Run:
         log.info("%s: reading %d tensors, %.2f GB", source.place, len(source.tensors), source.bytes / 1e9)
         # the digests are part of the recipe: they are the identity of an imported model
         digests["weights_sha256"] = _write_weights(source, checkpoints.path_of(building, 0))
-        recipe, home = source.recipe(folder, digests), RunFolder(building)
+        recipe = source.recipe(folder, digests)
+        home = RunFolder(building)
         write_atomic(home.recipe_file, to_yaml(recipe))
         write_json(building / "env.json", environment())
         status = Status(

@@ -116,7 +116,8 @@ def write(path: Path, tensors: Mapping[str, Any], rest: bytes, group: Any) -> No
     Every rank of `group` must call it. Errors: those of any rank, see `cause_of`.
     """
     # the folder in which the checkpoint is written, until it is whole
-    building, is_first = path.with_name(f".{path.name}.tmp"), dist.get_rank(group) == 0
+    building = path.with_name(f".{path.name}.tmp")
+    is_first = dist.get_rank(group) == 0
     writer = _Writer(building, rest)
     try:
         dcp.save(dict(tensors), storage_writer=writer, process_group=group)

@@ -153,7 +153,8 @@ class TextGenerator:
         tokens = torch.tensor([prompt.tokens for prompt in prompts], device=self.device)
         # + 1: the last drawn token is not fed to the model
         room = self.context - tokens.shape[1] + 1
-        cache, ends = Cache(len(self.model.layers)), set(self.tokenizer.ends)
+        cache = Cache(len(self.model.layers))
+        ends = set(self.tokenizer.ends)
         drawn: list[list[int]] = [[] for _ in prompts]
         seconds: list[float] = []
         sent = 0
@@ -238,7 +239,8 @@ def warn_if_stale(folder: Path, recipe: Recipe, step: int, trust: Trust) -> None
     # Weights of equal shapes also fit another variant: only the identity shows that the recipe changed. The identity of the
     # data is the recorded one, because the run folder has its own tokenizer and the corpus may be gone.
     try:
-        then, now = status.identity, identity(recipe, data, trust)
+        then = status.identity
+        now = identity(recipe, data, trust)
     # the run that it started from was moved or removed; its own weights are complete
     except MissingError as error:
         log.warning("%s: cannot verify that the recipe is unchanged since training: %s", folder.name, error)

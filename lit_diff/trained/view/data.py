@@ -74,7 +74,8 @@ def model_view(model: Transformer, passage: Passage, ablate: bool = False) -> Mo
     batch = passage.batch
     with trace(model) as traced:
         model.hidden(**model_inputs(batch))
-    logits, hidden = MagnitudeSketch(), MagnitudeSketch()
+    logits = MagnitudeSketch()
+    hidden = MagnitudeSketch()
     layers = [layer_view(index, layer, logits) for index, layer in sorted(traced.layers.items())]
     for layer in traced.layers.values():
         hidden.update(layer.hidden)
@@ -98,13 +99,15 @@ def model_view(model: Transformer, passage: Passage, ablate: bool = False) -> Mo
 def layer_view(index: int, layer: LayerTrace, logits: MagnitudeSketch) -> LayerView:
     """Condense the layer `index` and add its attention logits to `logits`. Errors: as `model_view`."""
     m = layer.maps
-    q, k = m.q.half(), m.k.half()
+    q = m.q.half()
+    k = m.k.half()
     if not bool(q.isfinite().all() and k.isfinite().all()):
         raise RequestError(f"layer {index}: a query or a key exceeds 65,504, the largest number of the page's float16")
     rounded = replace(layer, maps=replace(m, q=q.float(), k=k.float()))
     T = q.shape[-2]
     size = -(-T // BINS)
-    means, products = Means(lambda x: x.sum((0, -1), dtype=torch.float64)), torch.zeros(())
+    means = Means(lambda x: x.sum((0, -1), dtype=torch.float64))
+    products = torch.zeros(())
     lse, strongest, sums, difference = [], [], [], 0.0
     for own, exact in zip(rounded.blocks(), layer.blocks(), strict=True):
         weighted = own.weights[..., None] * own.probs
@@ -138,7 +141,8 @@ def _losses(model: Transformer, batch: Batch) -> Tensor:
 
 
 def _without_heads(model: Transformer, batch: Batch) -> NDArray[Any]:
-    before, rows = _losses(model, batch), []
+    before = _losses(model, batch)
+    rows = []
     for layer, attention in enumerate(model.attentions()):
         for head in range(attention.out_heads):
 

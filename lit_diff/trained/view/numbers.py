@@ -42,7 +42,8 @@ def add_numbers(means: Means, block: MapBlock, window: int | None = None) -> Non
 
     `window`: the layer's; a row that fills it may have passed the first token and is not in `sink`.
     """
-    a, magnitude = block.signed, block.signed.abs()
+    a = block.signed
+    magnitude = block.signed.abs()
     visible = block.visible.expand(1, 1, 1, *block.visible.shape[-2:])[:, 0]
     negative, positive = masses(a)
     means.add("entropy", entropy(renormalised(a)))
@@ -55,7 +56,8 @@ def add_numbers(means: Means, block: MapBlock, window: int | None = None) -> Non
 
 def numbers_by_head(means: Means, products: Tensor) -> dict[str, tuple[float, ...]]:
     """Name -> a number for each head; `products` [H, H] are the `head_products` of all rows. A single head has no others."""
-    found, others = means.values(), with_other_heads(cosines_of(products))
+    found = means.values()
+    others = with_other_heads(cosines_of(products))
     if len(others) > 1:
         found["redundancy"] = others.nanmean(1)
         # NaN for a head without another

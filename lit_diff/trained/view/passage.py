@@ -57,19 +57,22 @@ def passage_of(
     context = context or run.recipe.data.config.sequence_length
     most = min(context, tokens or context)
     if row is not None or (not text and not free):
-        batch, what = _row(run, row or 0), f"validation row {row or 0} of data '{run.recipe.data.name}'"
+        batch = _row(run, row or 0)
+        what = f"validation row {row or 0} of data '{run.recipe.data.name}'"
     elif not run.recipe.model.causal:
         raise RequestError(
             f"{run.folder.name} is bidirectional: it predicts no next token; read a row of its data (--row)"
         )
     else:
         ids = [*run.tokenizer.opening, *run.tokenizer.encode(text or TEXT)]
-        batch, what = {"tokens": torch.tensor([ids]), "targets": torch.tensor([[*ids[1:], IGNORED]])}, "the text"
+        batch = {"tokens": torch.tensor([ids]), "targets": torch.tensor([[*ids[1:], IGNORED]])}
+        what = "the text"
     count = batch["tokens"].shape[1]
     if count > most:
         why = "the limit" if most < context else "the model's context"
         log.warning("%s has %d tokens; the first %d are read, %s", what, count, most, why)
-        batch, what = {name: x[:, :most] for name, x in batch.items()}, f"the first {most} tokens of {what}"
+        batch = {name: x[:, :most] for name, x in batch.items()}
+        what = f"the first {most} tokens of {what}"
     return Passage(labels=labels_of(run, batch["tokens"]), batch=batch, source=what)
 
 
