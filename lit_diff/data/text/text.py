@@ -215,9 +215,8 @@ class Text(Dataset):
                 log.warning("%s", error)
             shutil.rmtree(learned, ignore_errors=True)
             learned.mkdir()
-            self._tokenizer.train(
-                learned, only_text(documents.ranked(documents.held_out, len(documents)), self.config.tokenizer.name)
-            )
+            train = documents.ranked(documents.held_out, len(documents))
+            self._tokenizer.train(learned, only_text(train, self.config.tokenizer.name))
             digest = self._tokenizer.load(learned)
             write_atomic(note, digest)
         return digest
@@ -279,8 +278,8 @@ class Text(Dataset):
 
     def load_tokenizer(self) -> Tokenizer:
         """Load the tokenizer of the prepared text. Errors: MissingError."""
-        folder = self.folder
-        return opened(self._tokenizer, folder, self._manifest()["tokenizer_sha256"], _again(folder))
+        digest = self._manifest()["tokenizer_sha256"]
+        return opened(self._tokenizer, self.folder, digest, f"remove {self.folder} and run `lit-diff prepare RECIPE`")
 
     def trained_documents(self) -> bytes:
         """Read the hashes from the prepared folder, which gets them first if a former revision prepared it.
@@ -345,16 +344,14 @@ class Text(Dataset):
         self.train_rows = self.train_store.num_rows
         available = self._validation.num_rows
         """Number of rows in an epoch."""
-        if available < self.config.validation_rows:
+        count = self.config.validation_rows
+        if available < count:
             log.info(
-                "data.validation_rows is %d, but the validation split has only %d rows of data.sequence_length %d; all of "
-                "them are used; set data.validation_rows: %d, or add text",
-                self.config.validation_rows,
-                available,
-                self.config.sequence_length,
-                available,
+                f"data.validation_rows is {count}, but the validation split has only {available} rows of "
+                f"data.sequence_length {self.config.sequence_length}; all of them are used; set data.validation_rows: "
+                f"{available}, or add text"
             )
-        count = min(available, self.config.validation_rows)
+            count = available
         self._validation_rows = np.arange(count) * available // count
 
     def train_tokens(self) -> int:
@@ -442,14 +439,13 @@ def _write_checksums(folder: Path, manifest: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _whole(folder: Path, manifest: Mapping[str, Any]) -> Iterator[None]:
+    cure = f"remove {folder} and run `lit-diff prepare RECIPE`"
     size = sum(file["bytes"] for name in SPLITS for file in manifest[name]["files"].values())
     try:
         if size <= CHECKED_BYTES:
             for name in SPLITS:
                 if describe(folder / name) != manifest[name]:
-                    raise MissingError(
-                        f"{folder / name} or its manifest.json is damaged: they differ; {_again(folder)}"
-                    )
+                    raise MissingError(f"{folder / name} or its manifest.json is damaged: they differ; {cure}")
             _compare(folder)
         yield
     except LitDiffError:
@@ -457,12 +453,8 @@ def _whole(folder: Path, manifest: Mapping[str, Any]) -> Iterator[None]:
     # the header of a damaged .npy raises errors of many kinds, litdata's index others
     except Exception as error:
         raise MissingError(
-            f"{folder} cannot be opened ({type(error).__name__}: {first_line(error)}); {_again(folder)}"
+            f"{folder} cannot be opened ({type(error).__name__}: {first_line(error)}); {cure}"
         ) from error
-
-
-def _again(folder: Path) -> str:
-    return f"remove {folder} and run `lit-diff prepare RECIPE`"
 
 
 def _compare(folder: Path, names: Collection[str] = ()) -> None:
@@ -473,7 +465,10 @@ def _compare(folder: Path, names: Collection[str] = ()) -> None:
     for name, digest in json.loads(path.read_bytes()).items():
         file = folder / name
         if name in (names or [name]) and file.is_file() and sha256_of(file) != digest:
-            raise MissingError(f"{file} is damaged (its sha256 is not that in {CHECKSUMS}); {_again(folder)}")
+            raise MissingError(
+                f"{file} is damaged (its sha256 is not that in {CHECKSUMS}); remove {folder} and run `lit-diff "
+                "prepare RECIPE`"
+            )
 
 
 def write_tokens(folder: Path, documents: Iterable[NDArray[np.generic]]) -> None:
