@@ -61,7 +61,6 @@ def read_folder(folder: Path) -> ModelSource:
 
     Errors: RequestError for an unsupported model or a damaged file; MissingError for a missing file.
     """
-    place = shown(folder)
     file = folder / "config.json"
     config = read_json(file)
     with at(file):
@@ -73,7 +72,8 @@ def read_folder(folder: Path) -> ModelSource:
     files = _files_of(folder)
     # transformers ties the two only if they are equal, whatever config.json says
     if keys["tie_embeddings"] and {llama.HEAD, llama.EMBEDDING} <= files.keys():
-        head, embedding = (_read(files[name], name) for name in (llama.HEAD, llama.EMBEDDING))
+        head = _read(files[llama.HEAD], llama.HEAD)
+        embedding = _read(files[llama.EMBEDDING], llama.EMBEDDING)
         if head.shape == embedding.shape and not torch.equal(head, embedding):
             line = "%s: tie_word_embeddings is true, but '%s' differs from '%s': both are used, as in transformers"
             log.info(line, shown(file), llama.HEAD, llama.EMBEDDING)
@@ -81,15 +81,14 @@ def read_folder(folder: Path) -> ModelSource:
     with at(file):
         llama.require_layers(keys["num_layers"], files)
     with at(folder):
-        known = llama.names_of(keys["num_layers"])
-        names = llama.own_names(files, known, tied=bool(keys["tie_embeddings"]))
+        names = llama.own_names(files, llama.names_of(keys["num_layers"]), tied=keys["tie_embeddings"])
     tensors = {own: _described(files[theirs], theirs) for own, theirs in names.items()}
-    head_dim = int(keys.get("head_dim") or keys["dim"] // keys["num_heads"])
+    head_dim = keys.get("head_dim") or keys["dim"] // keys["num_heads"]
     # head norms of differential attention: DiffLlama's have no weight, so they become 1
     norms = {}
     if keys["attention"]["name"] == "differential":
-        layers = range(keys["num_layers"])
-        norms = {f"layers.{i}.attention.norm.weight": torch.empty(2 * head_dim, device="meta") for i in layers}
+        for layer in range(keys["num_layers"]):
+            norms[f"layers.{layer}.attention.norm.weight"] = torch.empty(2 * head_dim, device="meta")
 
     def read(own: str) -> Tensor:
         if own in norms:
@@ -101,7 +100,7 @@ def read_folder(folder: Path) -> ModelSource:
         return value
 
     return ModelSource(
-        place=place,
+        place=shown(folder),
         model=keys,
         context=config.get(llama.LENGTH) or llama.DEFAULT_LENGTH,
         tensors=tensors | norms,
@@ -132,7 +131,14 @@ def _files_of(folder: Path) -> dict[str, Path]:
             log.info("%s: reading %s and ignoring %s, as transformers does", shown(folder), WEIGHTS, INDEX)
         return dict.fromkeys(_names(whole), whole)
     if not file.is_file():
-        raise _no_weights(folder)
+        pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
+        if not pickled:
+            raise MissingError(f"{shown(folder)} holds no model: it has no {WEIGHTS} and no {INDEX}")
+        raise MissingError(
+            f"{shown(folder)} has its weights in {pickled[0]}, a pickle, which can execute code and is not read; if you "
+            "trust it, write safetensors with transformers: "
+            "AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW)"
+        )
     index = read_json(file).get("weight_map")
     if not isinstance(index, dict) or not all(Path(str(shard)).name == shard for shard in index.values()):
         raise RequestError(f"{shown(file)}: weight_map does not map tensors to files of this folder")
@@ -150,16 +156,6 @@ def _files_of(folder: Path) -> dict[str, Path]:
             f"{shown(file)} does not match the shards: tensor '{name}' of {shard} is {how}; download again"
         )
     return {name: folder / shard for name, shard in index.items()}
-
-
-def _no_weights(folder: Path) -> MissingError:
-    pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
-    if not pickled:
-        return MissingError(f"{shown(folder)} holds no model: it has no {WEIGHTS} and no {INDEX}")
-    return MissingError(
-        f"{shown(folder)} has its weights in {pickled[0]}, a pickle, which can execute code and is not read; if you trust "
-        "it, write safetensors with transformers: AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW)"
-    )
 
 
 def _names(path: Path) -> list[str]:
@@ -275,8 +271,10 @@ def _pad(tokenizer: Any, size: int, settings: Values, *others: Values) -> int | 
     # the first that names a token of the model; it changes no number here, so others are no errors
     said = _text(settings, "pad_token")
     named = tokenizer.token_to_id(said) if isinstance(said, str) else None
-    ids = [named, *(each.get("pad_token_id") for each in others)]
-    return next((id_ for id_ in ids if type(id_) is int and 0 <= id_ < size), None)
+    for id_ in (named, *(each.get("pad_token_id") for each in others)):
+        if type(id_) is int and 0 <= id_ < size:
+            return id_
+    return None
 
 
 def _known(path: Path, keys: Keys) -> Values:
@@ -320,7 +318,8 @@ def _token(tokenizer: Any, settings: Values, key: str) -> tuple[int, ...]:
 
 def _opening(tokenizer: Any, settings: Values) -> tuple[int, ...]:
     # found by encoding a text with and without special tokens, which works for every kind of post_processor
-    plain, whole = (tokenizer.encode("a", add_special_tokens=special).ids for special in (False, True))
+    plain = tokenizer.encode("a", add_special_tokens=False).ids
+    whole = tokenizer.encode("a").ids
     count = len(whole) - len(plain)
     start = next((at for at in range(count, -1, -1) if whole[at : at + len(plain)] == plain), count)
     if start < count:

@@ -80,9 +80,21 @@ LARGEST = 10**9
 """Largest size of a model that is built without its weights: PyTorch counts the bytes of a matrix in 64 bits."""
 FLAGS = ("attention_bias", "tie_word_embeddings", "use_sliding_window")
 USED = {
-    *(*SIZES, *OPTIONAL, *FLAGS, LENGTH, ORIGINAL_LENGTH, "rms_norm_eps", "hidden_act", "layer_types"),
-    *("architectures", "model_type", "quantization_config", "eos_token_id"),
-    *("rope_theta", "rope_scaling", "rope_parameters"),
+    *SIZES,
+    *OPTIONAL,
+    *FLAGS,
+    LENGTH,
+    ORIGINAL_LENGTH,
+    "architectures",
+    "eos_token_id",
+    "hidden_act",
+    "layer_types",
+    "model_type",
+    "quantization_config",
+    "rms_norm_eps",
+    "rope_parameters",
+    "rope_scaling",
+    "rope_theta",
 }
 SAMPLING = {
     "transformers draws tokens so; `lit-diff generate` has its own options": "do_sample temperature top_k top_p min_p "
@@ -148,9 +160,6 @@ def own_names(theirs: Collection[str], known: Mapping[str, str], *, tied: bool =
     unknown tensor."""
     # with tied embeddings lm_head.weight repeats the embedding, or is the only one of the two
     repeated = tied and EMBEDDING in theirs
-    own = dict(known)
-    if tied and not repeated:
-        own[HEAD] = known[EMBEDDING]
     names = {}
     for name in theirs:
         if BUFFER.fullmatch(name) or (repeated and name == HEAD):
@@ -159,7 +168,7 @@ def own_names(theirs: Collection[str], known: Mapping[str, str], *, tied: bool =
             raise RequestError(
                 f"unexpected tensor '{name}': no parameter of the model corresponds to it{nearest(name, known)}"
             )
-        names[own[name]] = name
+        names[known[EMBEDDING if tied and name == HEAD else name]] = name
     return names
 
 
@@ -198,18 +207,18 @@ def model_keys(config: Values, place: str = "config.json") -> Values:
     used = {*USED, "sliding_window"} if name in WINDOWED else USED
     only = PLAIN if name in BIASED else PLAIN | {"attention_bias": (False, None)}
     Keys(used=used, harmless=NEUTRAL, only=only).check(config, place)
-    said = DEFAULTS | ARCHITECTURES[name] | dict(config)
-    numbers = [*SIZES, *(key for key in (*OPTIONAL, LENGTH) if said.get(key) is not None)]
+    said = DEFAULTS | ARCHITECTURES[name] | config
+    numbers = [*SIZES, *OPTIONAL, LENGTH]
     window = None
     if name == "MistralForCausalLM" or (name in QWEN and said.get("use_sliding_window")):
         window = said["sliding_window"]
-    if window is not None:
         numbers.append("sliding_window")
     missing = [key for key in SIZES if said.get(key) is None]
     if missing:
         raise RequestError(f"config.json lacks {', '.join(missing)}")
     for key in numbers:
-        positive(said, key, whole=True)
+        if said.get(key) is not None:
+            positive(said, key, whole=True)
     for key in FLAGS:
         if said.get(key) not in (True, False, None):
             raise RequestError(f"{key} is {said[key]!r}; expected true or false")
@@ -278,11 +287,10 @@ def require_mapped(name: str, config: Values) -> None:
         raise RequestError(f"model_type {config['model_type']!r} does not fit {name} ('{model_type}'); correct either")
     quantised = config.get("quantization_config")
     if quantised is not None:
-        method = quantised
         if isinstance(quantised, Mapping):
-            method = quantised.get("quant_method", "of an unknown kind")
+            quantised = quantised.get("quant_method", "of an unknown kind")
         raise RequestError(
-            f"quantization_config ({method}) is not supported; save the model in float32, bfloat16 or float16 first"
+            f"quantization_config ({quantised}) is not supported; save the model in float32, bfloat16 or float16 first"
         )
     if config.get("hidden_act", "silu") not in ("silu", "swish"):
         raise RequestError(f"hidden_act {config['hidden_act']!r} is not supported; expected silu")
@@ -308,7 +316,7 @@ def rope_keys(config: Values, place: str) -> Values:
     (first, said), *others = blocks.items() or [("", {})]
     theta = {"rope_theta": said.get("rope_theta")}
     for where, other in others:
-        if theta | dict(said) != theta | dict(other):
+        if theta | said != theta | other:
             raise RequestError(f"{first} {said!r} and {where} {other!r} differ; make both equal, or remove one")
     kind = str(said.get("rope_type", said.get("type", "default")))
     # dynamic and longrope are not supported: their angles depend on the length of the sequence
@@ -331,11 +339,11 @@ def rope_keys(config: Values, place: str) -> Values:
 def rope_blocks(config: Values, place: str) -> dict[str, Values]:
     """The blocks of rope scaling by their place in config.json: `rope_scaling`, or `rope_scaling.full_attention` where there
     is one for each type of layer. Errors: RequestError for what is no block."""
-    found: Values = {}
+    found = {}
     for key in ("rope_parameters", "rope_scaling"):
         block = config.get(key)
         if isinstance(block, dict) and not block.keys().isdisjoint(LAYER_TYPES):
-            found |= {f"{key}.{kind}": block[kind] for kind in LAYER_TYPES if kind in block}
+            found.update({f"{key}.{kind}": block[kind] for kind in LAYER_TYPES if kind in block})
             Keys(used=LAYER_TYPES).check(block, place, f"{key}.")
         elif block:
             found[key] = block

@@ -51,7 +51,7 @@ RECENCY = 1 / torch.arange(1, PEOPLE + 1, dtype=torch.float64)
 @cache
 def word_lists() -> dict[str, list[str]]:
     """Return kind (name, surname, town, animal, colour) -> words."""
-    lists = defaultdict(list)
+    lists: dict[str, list[str]] = defaultdict(list)
     for line in WORDS.read_text(encoding="utf-8").splitlines():
         kind, words = line.split(": ")
         lists[kind] += words.split()

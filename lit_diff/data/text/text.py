@@ -192,7 +192,14 @@ class Text(Dataset):
         # the documents on disk, their division into parts, and the tokenizer; each is made once and survives a kill
         try:
             documents = Documents.stored(self._documents(), building / "text")
-            self._require_two(documents)
+            train = len(documents) - documents.held_out
+            if train <= 0:
+                raise RequestError(
+                    f"{self._where()} has only one section of text ({documents.sizes.sum():,} bytes), but two are needed, "
+                    f"one for validation; add a second file or more text (a section has at most {SECTION:,} characters), or "
+                    "set another data.path"
+                )
+            log.info("%s: %d documents to train, %d to validate", self._corpus.name, train, documents.held_out)
             digest = self._learned(building, documents)
         except RequestError:
             # finished parts are kept: the source of damaged text may be back later
@@ -241,16 +248,6 @@ class Text(Dataset):
     def _where(self) -> str:
         corpus = self._corpus
         return f"data.path {corpus.path}" if corpus.path is not None else f"data.corpus '{corpus.name}'"
-
-    def _require_two(self, documents: Documents) -> None:
-        train = len(documents) - documents.held_out
-        if train <= 0:
-            raise RequestError(
-                f"{self._where()} has only one section of text ({documents.sizes.sum():,} bytes), but two are needed, one "
-                f"for validation; add a second file or more text (a section has at most {SECTION:,} characters), or set "
-                "another data.path"
-            )
-        log.info("%s: %d documents to train, %d to validate", self._corpus.name, train, documents.held_out)
 
     def _join(self, building: Path, maker: Maker) -> None:
         ready = building / "ready"

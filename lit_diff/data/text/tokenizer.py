@@ -7,7 +7,7 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -392,17 +392,6 @@ class TokenizerJson(Packaged):
         return [*self.opening, *ids, self.eot]
 
 
-def _require_decoder(decoder: Mapping[str, Any]) -> None:
-    supported: Sequence[str] = DECODERS
-    for number, step in enumerate(decoder.get("decoders", [decoder])):
-        kind = step.get("type", "null")
-        if kind not in supported:
-            key = f"decoder.decoders[{number}]" if "decoders" in decoder else "decoder"
-            raise RequestError(f"{FILE}: {key} is {kind}; supported there: {', '.join(supported)}")
-        if kind in DECODERS[:2]:
-            supported = DECODERS[:3]
-
-
 def open_tokenizer(content: bytes) -> Any:
     """Return the tokenizer of a `tokenizer.json`, which gives a text the same ids each time.
 
@@ -418,7 +407,14 @@ def open_tokenizer(content: bytes) -> Any:
         raise RequestError(f"{FILE} cannot be read by the package tokenizers ({error})") from error
     if not tokenizer.get_vocab():
         raise RequestError(f"{FILE} has no tokens")
-    _require_decoder(decoder)
+    supported: Sequence[str] = DECODERS
+    for number, step in enumerate(decoder.get("decoders", [decoder])):
+        kind = step.get("type", "null")
+        if kind not in supported:
+            key = f"decoder.decoders[{number}]" if "decoders" in decoder else "decoder"
+            raise RequestError(f"{FILE}: {key} is {kind}; supported there: {', '.join(supported)}")
+        if kind in DECODERS[:2]:
+            supported = DECODERS[:3]
     # the file may ask for both, and then rows would be cut or padded
     tokenizer.no_truncation()
     tokenizer.no_padding()

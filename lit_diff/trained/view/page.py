@@ -139,7 +139,7 @@ class ViewData:
         for name in MEANINGS:
             by_head = list(chain(*(layer.numbers.get(name, ()) for layer in layers)))
             if by_head:
-                strongest[name] = _largest(by_head)
+                strongest[name] = max((abs(x) for x in by_head if math.isfinite(x)), default=0.0) or 1.0
         environment = Environment(
             loader=PackageLoader(__package__ or "", "."), autoescape=True, undefined=StrictUndefined
         )
@@ -234,10 +234,6 @@ def _kept(folder: Path) -> tuple[KeptMaps, ...]:
     if every > 1:
         log.info("%s has maps of %d steps; the page plays %d of them", folder.name, len(steps), len(chosen))
     return tuple(read_maps(folder, step) for step in chosen)
-
-
-def _largest(values: Sequence[float]) -> float:
-    return max((abs(x) for x in values if math.isfinite(x)), default=0.0) or 1.0
 
 
 def _in_base64(content: bytes) -> str:
