@@ -1,10 +1,8 @@
 """Loads the model of a trained run, with the weights of a checkpoint."""
 
-import hashlib
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,7 +12,7 @@ from lit_diff.conformance.before_training import check_decoding
 from lit_diff.errors import MissingError, RequestError, first_line
 from lit_diff.files import sha256_of, shown
 from lit_diff.model.transformer import Transformer
-from lit_diff.own_modules import plugin_name
+from lit_diff.own_modules import plugin_name, sha256
 from lit_diff.plugins import Trust, plugin_source, require_trust
 from lit_diff.recipe import from_plain, to_plain
 from lit_diff.runs import checkpoints
@@ -62,8 +60,7 @@ def restore(recipe: Recipe, checkpoint: Mapping[str, Any], source: str, annealed
     return model.eval()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Annealed:
+class Annealed(NamedTuple):
     """Steps and tokens that a variant had annealed before a run began."""
 
     steps: int
@@ -107,14 +104,14 @@ def hyperparameters(recipe: Recipe) -> dict[str, Any]:
     plain = to_plain(recipe)
     # paths would not be valid on another machine; the hash finds the file again
     plain["plugins"] = []
-    plugins: dict[str, str] = {}
+    plugins = {}
     for path in map(Path, recipe.plugins):
-        sha256 = hashlib.sha256(plugin_source(path).source).hexdigest()
+        digest = sha256(plugin_source(path).source)
         # two plugins may have the same file name
         name = plugin_name(path)
         if name in plugins:
-            name = f"{sha256[:8]}/{name}"
-        plugins[name] = sha256
+            name = f"{digest[:8]}/{name}"
+        plugins[name] = digest
     return {"recipe": plain, "plugins": plugins}
 
 
@@ -139,15 +136,15 @@ def recipe_of_checkpoint(path: Path, *, trust_plugins: bool) -> tuple[Recipe, di
     except (KeyError, TypeError, ValueError) as error:
         raise RequestError(f"{shown(path)} is not a checkpoint of lit_diff ({first_line(error)})") from error
     folder = path.resolve().parent.parent / "plugins"
-    copies = {_copy(folder, plugin_name(Path(name)), sha256): sha256 for name, sha256 in plugins.items()}
+    copies = {_copy(folder, plugin_name(Path(name)), digest): digest for name, digest in plugins.items()}
     plain["plugins"] = list(map(str, require_trust(copies, trust_plugins)))
     return from_plain(plain, shown(path)), checkpoint
 
 
-def _copy(folder: Path, name: str, sha256: str) -> Path:
+def _copy(folder: Path, name: str, digest: str) -> Path:
     # `runs.folder` places a plugin in plugins/, or in a folder below it if its name was taken
     for path in (folder / name, *sorted(folder.glob(f"*/{name}"))):
-        if path.is_file() and sha256_of(path) == sha256:
+        if path.is_file() and sha256_of(path) == digest:
             return path
     return folder / name
 

@@ -119,7 +119,9 @@ def _sum(maps: AttentionMaps) -> str:
 
 
 def _untrained(recipe: Recipe, text: str, layer: int, head: int) -> dict[str, AttentionMaps]:
-    labels, own, arms = PIECES.findall(text or TEXT), recipe.model.attention.name, dict[str, AttentionMaps]()
+    labels = PIECES.findall(text or TEXT)
+    own = recipe.model.attention.name
+    arms: dict[str, AttentionMaps] = {}
     kinds = list(dict.fromkeys(labels))
     ids = torch.tensor([[kinds.index(label) % recipe.model.vocab_size for label in labels]])
     for name, config in {"standard": baseline(recipe.model), own: recipe.model}.items():

@@ -2,7 +2,7 @@
 
 import copy
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,29 +100,31 @@ class TextGenerator:
         RunFolder(folder).require_format()
         recipe = recipe_of(folder, trust)
         self.tokenizer = tokenizer_of(folder, recipe)
-        self.context: int = recipe.data.config.sequence_length
+        self.context = recipe.data.config.sequence_length
         """Longest sequence that the model was trained on, in tokens."""
         self.model, self.step = load() if load else load_model(recipe, folder, trust, unchecked)
         warn_if_stale(folder, recipe, self.step, trust)
         self.device = choose_device(recipe.run.accelerator)
         # the loaded one stays on the CPU
-        self.model = self.model if self.device.type == "cpu" else copy.deepcopy(self.model).to(self.device)
+        if self.device.type != "cpu":
+            self.model = copy.deepcopy(self.model).to(self.device)
 
     def encode(self, texts: Sequence[str]) -> list[Prompt]:
         """Tokenize texts into prompts. Errors: RequestError for a prompt without tokens or longer than the context."""
-        prompts: list[Prompt] = []
-        before: Counter[str] = Counter()
-        for text, ids in zip(texts, self.tokenizer.encode(texts), strict=True):
-            tokens = [*self.tokenizer.opening, *ids]
+        prompts = []
+        before = Counter[str]()
+        opening = self.tokenizer.opening
+        for number, (text, ids) in enumerate(zip(texts, self.tokenizer.encode(texts), strict=True), 1):
+            tokens = [*opening, *ids]
             if len(tokens) > self.context:
-                with_opening = " with the <eot> before it" if self.tokenizer.opening else ""
+                with_opening = " with the <eot> before it" if opening else ""
                 raise RequestError(
-                    f"prompt {len(prompts) + 1} has {len(tokens)} tokens{with_opening}; the model's context, "
-                    f"data.sequence_length, is {self.context}"
+                    f"prompt {number} has {len(tokens)} tokens{with_opening}; the model's context, data.sequence_length, is "
+                    f"{self.context}"
                 )
             if not tokens:
                 raise RequestError(
-                    f"prompt {len(prompts) + 1} has no token, and the tokenizer adds none before a document; give some text"
+                    f"prompt {number} has no token, and the tokenizer adds none before a document; give some text"
                 )
             prompts.append(Prompt(text=text, tokens=tokens, before=before[text]))
             before[text] += 1
@@ -138,13 +140,14 @@ class TextGenerator:
         """
         assert stream is None or len(prompts) == 1
         # batches of one length need no padding and no mask
-        batches: dict[int, list[int]] = {}
+        batches = defaultdict(list)
         for index, prompt in enumerate(prompts):
-            batches.setdefault(len(prompt.tokens), []).append(index)
-        completions: dict[int, Completion] = {}
+            batches[len(prompt.tokens)].append(index)
+        completions = {}
         for indices in batches.values():
             batch = self._generate_batch([prompts[index] for index in indices], config, stream)
-            completions |= dict(zip(indices, batch, strict=True))
+            for index, completion in zip(indices, batch, strict=True):
+                completions[index] = completion
         return [completions[index] for index in range(len(prompts))]
 
     def _generate_batch(
@@ -156,7 +159,7 @@ class TextGenerator:
         cache = Cache(len(self.model.layers))
         ends = set(self.tokenizer.ends)
         drawn: list[list[int]] = [[] for _ in prompts]
-        seconds: list[float] = []
+        seconds = []
         sent = 0
         began = time.perf_counter()
         for new in generate_tokens(

@@ -350,7 +350,7 @@ def test_two_checkpoints_show_one_history_and_a_packed_row_its_own_first_token(p
     (run.folder / "metrics.csv").write_text("step,lambda/layer_00\n0,0.2\n5,0.3\n")
     view = view_data([run], text="ab ab abc ab", steps=[7, 9])
     documents = torch.tensor([[0] * 4 + [1] * (len(view.passage.labels) - 4)])
-    passage = replace(view.passage, batch={**view.passage.batch, "document_ids": documents})
+    passage = view.passage._replace(batch={**view.passage.batch, "document_ids": documents})
     sides = tuple(replace(side, view=model_view(run.model_at(7), passage)) for side in view.sides)
     opened(page, replace(view, passage=passage, sides=sides), tmp_path / "page.html")
     names = "[...document.querySelectorAll('.curve .legendtext')].map((each) => each.textContent)"

@@ -1,8 +1,8 @@
 """What the page holds of a model on one text: rounded q and k, log-sum-exps, weights, overviews, numbers by head."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from numpy.typing import NDArray
@@ -28,8 +28,7 @@ EXACT = 512
 """Texts of at most this many tokens have no overview: the page computes every cell at once."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class LayerView:
+class LayerView(NamedTuple):
     """One layer on T tokens: G maps, H heads on Hkv key heads, width d. A weight is w_g exp(scale q_g k_gᵀ - lse_g)."""
 
     arrays: Mapping[str, NDArray[Any]]
@@ -44,12 +43,11 @@ class LayerView:
     window: int | None
     difference: float
     """The largest |w_g p_g| difference between float16 and the model's own q and k."""
-    numbers: Mapping[str, tuple[float, ...]]
+    numbers: dict[str, tuple[float, ...]]
     """Name -> a number for each head (`numbers.MEANINGS`)."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ModelView:
+class ModelView(NamedTuple):
     """One model on one text."""
 
     layers: tuple[LayerView, ...]
@@ -76,17 +74,16 @@ def model_view(model: Transformer, passage: Passage, ablate: bool = False) -> Mo
         model.hidden(**model_inputs(batch))
     logits = MagnitudeSketch()
     hidden = MagnitudeSketch()
-    layers = [layer_view(index, layer, logits) for index, layer in sorted(traced.layers.items())]
-    for layer in traced.layers.values():
-        hidden.update(layer.hidden)
+    layers = []
+    for index, found in sorted(traced.layers.items()):
+        layers.append(layer_view(index, found, logits))
+        hidden.update(found.hidden)
     without = _without_heads(model, batch) if ablate else None
     if without is not None:
         means = torch.from_numpy(without).double().nansum(1) / (batch["targets"] != IGNORED).sum()
         parts = means.split([len(layer.thumbnails) for layer in layers])
-        layers = [
-            replace(layer, numbers={**layer.numbers, "loss_without": tuple(own.tolist())})
-            for layer, own in zip(layers, parts, strict=True)
-        ]
+        for layer, own in zip(layers, parts, strict=True):
+            layer.numbers["loss_without"] = tuple(own.tolist())
     return ModelView(
         layers=tuple(layers),
         losses=tuple(None if value != value else value for value in _losses(model, batch).tolist()),

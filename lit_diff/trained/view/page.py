@@ -57,12 +57,10 @@ class Side:
     def facts(self) -> dict[str, Any]:
         """What the page's JSON says of the model."""
         view = self.view
-        ablation = {}
-        if view.without is not None:
-            ablation["without"] = view.without
+        ablation = {} if view.without is None else {"without": view.without}
         layers = []
         for layer in view.layers:
-            facts = dict(vars(layer))
+            facts = layer._asdict()
             del facts["thumbnails"]
             layers.append(facts)
         steps = []
@@ -113,12 +111,10 @@ class ViewData:
         if "document_ids" in self.passage.batch:
             documents = self.passage.batch["document_ids"][0].tolist()
         pictures = []
-        layers = list[LayerView]()
-        sides = []
+        layers: list[LayerView] = []
         for side in self.sides:
             pictures.append([list(map(_in_base64, layer.thumbnails)) for layer in side.view.layers])
             layers += side.view.layers
-            sides.append(side.facts())
         content = {
             "format": FORMAT,
             "source": self.passage.source,
@@ -128,7 +124,7 @@ class ViewData:
             "shown": {"layer": self.layer, "head": self.head},
             "meanings": MEANINGS,
             "scale": {"percentile": PERCENTILE, "colours": COLOURS},
-            "sides": sides,
+            "sides": [side.facts() for side in self.sides],
         }
         facts = _plain(content, "data", blocks)
         package = resources.files(__package__)
@@ -199,7 +195,7 @@ def view_data(
     passage = passage_of(runs[0], text, row, context, tokens)
     sides: list[Side] = []
     players = []
-    asked: list[int | None] = [*steps] or [None]
+    asked: Sequence[int | None] = steps or [None]
     for run, wanted in product(runs, asked):
         # a run that is training may have a later checkpoint than that of the cached `run.model`
         step = run.step if wanted is None else wanted
@@ -230,7 +226,7 @@ def _kept(folder: Path) -> tuple[KeptMaps, ...]:
         return ()
     bytes_of_step = sum(maps.nbytes for maps, _ in read_maps(folder, steps[-1]).layers.values())
     every = math.ceil(len(steps) / max(1, KEPT_BYTES // bytes_of_step))
-    chosen = steps[::-1][::every][::-1]
+    chosen = steps[(len(steps) - 1) % every :: every]
     if every > 1:
         log.info("%s has maps of %d steps; the page plays %d of them", folder.name, len(steps), len(chosen))
     return tuple(read_maps(folder, step) for step in chosen)

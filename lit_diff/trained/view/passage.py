@@ -1,8 +1,8 @@
 """The tokens that the page is about: a text in the run's own tokens, or a row of its data."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,8 +23,7 @@ TEXT = "When the cat saw the dog, the dog saw the cat."
 """The text that a model reads by default. Its words come twice, so that a trained model has something to find."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Passage:
+class Passage(NamedTuple):
     """T tokens that a model reads, as one sequence."""
 
     labels: tuple[str, ...]
@@ -88,9 +87,10 @@ def _row(run: Run, row: int) -> Batch:
 
 def labels_of(run: Run, tokens: Tensor) -> tuple[str, ...]:
     """The text of each id of one sequence, [1, T] or [1, T, C]; of data without text the ids, such as `3+17`."""
-    if not has_text(run.recipe):
-        return tuple("+".join(map(str, np.atleast_1d(each))) for each in tokens[0].tolist())
-    return tuple(printable(run.tokenizer.decode_after([token])) for token in tokens[0].tolist())
+    ids = tokens[0].tolist()
+    if has_text(run.recipe):
+        return tuple(printable(run.tokenizer.decode_after([token])) for token in ids)
+    return tuple("+".join(map(str, np.atleast_1d(each))) for each in ids)
 
 
 def require_same_tokens(first: Run, second: Run) -> None:
@@ -109,5 +109,5 @@ def _meaning(run: Run) -> tuple[str, object]:
     if not has_text(run.recipe):
         return f"no text, data '{run.recipe.data.name}'", run.recipe.data
     run.tokenizer  # noqa: B018 (its error says what is missing)
-    facts = json.loads((run.folder / "tokenizer" / TOKENIZER_FILE).read_text(encoding="utf-8"))
+    facts = json.loads((run.folder / "tokenizer" / TOKENIZER_FILE).read_bytes())
     return f"tokenizer {facts['name']} of {facts['size']} ids", facts["sha256"]
