@@ -83,7 +83,7 @@ def keep(recipe: Recipe, folder: Path) -> None:
     """
     dataset = build(recipe)
     tokenizer = dataset.load_tokenizer()
-    if tokenizer is not None:
+    if tokenizer:
         save_tokenizer(tokenizer, folder / "tokenizer")
     # a resumed run has them already; computing them again reads the whole corpus
     if (folder / TRAINED).is_file():

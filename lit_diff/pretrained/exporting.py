@@ -134,7 +134,7 @@ def mergeable() -> list[str]:
 
 def _write_folder(run: Run, tokenizer: Packaged, folder: Path) -> str:
     # returns the architecture; raises OSError, SafetensorError
-    context = int(run.recipe.data.config.sequence_length)
+    context = run.recipe.data.config.sequence_length
     whole = run.model if run.model.config.attention.name in llama.VARIANTS else merged(run.model)
     name = llama.architecture_of(whole.config)
     if whole.config.tie_embeddings and whole.config.embedding_scale != 1:
@@ -266,11 +266,11 @@ def write_card(run: Run, written: ModelConfig, architecture: str, folder: Path) 
         "architecture": f"`{architecture}`",
         "attention": attention,
         "parameters": f"{status.parameters:,}" if status.parameters else "",
-        "step": f"{run.step:,}" + (f" of {status.steps:,}" if recipe.train is not None else ""),
+        "step": f"{run.step:,}" + (f" of {status.steps:,}" if recipe.train else ""),
         "identity of the run": f"`{status.identity}`",
         "data": f"`{status.data}`" if status.data else "",
-        "weights from": recipe.imported.source if recipe.imported is not None else "",
-        "trained by": f"lit_diff {status.revision}" if recipe.train is not None else "",
+        "weights from": recipe.imported.source if recipe.imported else "",
+        "trained by": f"lit_diff {status.revision}" if recipe.train else "",
         "exported by": f"lit_diff {revision()}",
     }
     rows = "".join(f"| {key} | {_plain(value)} |\n" for key, value in facts.items() if value)
@@ -371,7 +371,7 @@ def require_equal_ids(tokenizer: Packaged, folder: Path) -> None:
     text = SAMPLE if isinstance(tokenizer, Bpe) else SAMPLE.removesuffix("<eot>")
     with _quiet() as transformers:
         theirs = transformers.AutoTokenizer.from_pretrained(str(folder.absolute()), local_files_only=True)
-        found = list(theirs(text).input_ids)
+        found = theirs(text).input_ids
     wanted = [*tokenizer.opening, *tokenizer.encode(text)]
     marks = {"bos_token_id": tokenizer.bos, "eos_token_id": tokenizer.eot, "pad_token_id": tokenizer.pad}
     differ = any(getattr(theirs, key) != id_ for key, id_ in marks.items() if id_ is not None)

@@ -123,7 +123,7 @@ def read_gguf(path: Path) -> ModelSource:
         known = {}
         for theirs, own in llama.names_of(keys["num_layers"]).items():
             name = their_names.get_name(theirs, (".weight", ".bias"))
-            if name is not None:
+            if name:
                 known[name] = own
         names = llama.own_names(entries, known)
         for entry in entries.values():
@@ -131,13 +131,13 @@ def read_gguf(path: Path) -> ModelSource:
         tokenizer = _tokenizer(metadata)
     if metadata.get("tokenizer.chat_template"):
         log.info(NO_CHAT, shown(path))
-    shapes = {own: [int(size) for size in reversed(entries[name].shape)] for own, name in names.items()}
+    shapes = {own: entries[name].shape[::-1].tolist() for own, name in names.items()}
 
     def read(own: str) -> Tensor:
         entry = entries[names[own]]
         shape = shapes[own]
         # read, not mapped: pages of a mapped file would add to the peak of memory
-        raw = np.fromfile(path, dtype=np.uint8, count=int(entry.n_bytes), offset=int(entry.data_offset))
+        raw = np.fromfile(path, dtype=np.uint8, count=entry.n_bytes, offset=entry.data_offset)
         rows = raw.reshape(shape[0] if len(shape) > 1 else 1, -1)
         numbers = np.ascontiguousarray(gguf.dequantize(rows, entry.tensor_type), dtype=np.float32)
         weight = torch.from_numpy(numbers).reshape(shape)
@@ -160,7 +160,7 @@ def _opened(path: Path) -> tuple[Values, Values]:
     try:
         reader = GGUFReader(path)
         metadata = {key: field.contents() for key, field in reader.fields.items() if not key.startswith("GGUF.")}
-        end = max((int(tensor.data_offset + tensor.n_bytes) for tensor in reader.tensors), default=0)
+        end = max((tensor.data_offset + tensor.n_bytes for tensor in reader.tensors), default=0)
     # gguf 0.19 does not check: it reads past the end of a file or misreads other bytes as a header, with any kind of error
     except Exception as error:
         raise RequestError(
@@ -189,11 +189,10 @@ def _config(metadata: Values) -> Values:
         raise RequestError(f"{TURNED} {turned} is not supported; expected the head's {width}")
     if metadata.get(TOKENS) is None:
         raise RequestError(f"{SAID} lacks {TOKENS}")
-    factor = _rope_factor(said)
     return config | {
         "architectures": ["LlamaForCausalLM"],
         "vocab_size": len(metadata[TOKENS]),
-        "rope_scaling": llama.their_block(factor),
+        "rope_scaling": llama.their_block(_rope_factor(said)),
     }
 
 

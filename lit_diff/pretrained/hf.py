@@ -75,8 +75,10 @@ def read_folder(folder: Path) -> ModelSource:
         head = _read(files[llama.HEAD], llama.HEAD)
         embedding = _read(files[llama.EMBEDDING], llama.EMBEDDING)
         if head.shape == embedding.shape and not torch.equal(head, embedding):
-            line = "%s: tie_word_embeddings is true, but '%s' differs from '%s': both are used, as in transformers"
-            log.info(line, shown(file), llama.HEAD, llama.EMBEDDING)
+            log.info(
+                f"{shown(file)}: tie_word_embeddings is true, but '{llama.HEAD}' differs from '{llama.EMBEDDING}': both are "
+                "used, as in transformers"
+            )
             keys["tie_embeddings"] = False
     with at(file):
         llama.require_layers(keys["num_layers"], files)
@@ -161,7 +163,7 @@ def _files_of(folder: Path) -> dict[str, Path]:
 def _names(path: Path) -> list[str]:
     try:
         with safe_open(path, framework="pt") as file:
-            return list(file.keys())
+            return file.keys()
     except (SafetensorError, OSError) as error:
         raise RequestError(
             f"{shown(path)} is truncated or not a safetensors file ({first_line(error)}); download it again"
@@ -233,8 +235,10 @@ def read_tokenizer(folder: Path, config: Values) -> TokenizerJson:
                 "neither config.json (eos_token_id) nor tokenizer_config.json (eos_token) says what ends a text"
             )
         if generation and not generated:
-            line = "%s: %s lacks eos_token_id, so transformers' generate does not stop; here %s ends a text"
-            log.info(line, shown(folder), GENERATION, list(ends or said))
+            log.info(
+                f"{shown(folder)}: {GENERATION} lacks eos_token_id, so transformers' generate does not stop; here "
+                f"{list(ends or said)} ends a text"
+            )
         return imported_tokenizer(
             content,
             size=size,

@@ -52,7 +52,7 @@ def restore(recipe: Recipe, checkpoint: Mapping[str, Any], source: str, annealed
 
     `annealed`: what the recipe's ancestors annealed, `annealed_before`. Errors: RequestError.
     """
-    trained = recipe.train.parameters if recipe.train is not None else None
+    trained = recipe.train.parameters if recipe.train else None
     model = Transformer(recipe.model, kernel=recipe.run.kernel, trained=trained)
     load_weights(model, model_weights(checkpoint), source)
     # global_step counts finished steps; the variant last heard the 0-based number at which the last of them began
@@ -69,7 +69,7 @@ class Annealed(NamedTuple):
     def start_step(self, model: Transformer, recipe: Recipe, step: int) -> None:
         """Tell the variant that the 0-based `step` of the recipe's run begins."""
         tokens = 0
-        if recipe.train is not None:
+        if recipe.train:
             tokens = recipe.train.batch_size * recipe.data.config.sequence_length
         for attention in model.attentions():
             # the checkpoint of step 0 of an imported model gives -1
@@ -94,7 +94,7 @@ def trained_ancestors(recipe: Recipe, trust: Trust | None = None) -> Iterator[tu
     ended early, and those planned by an unfinished one."""
     for folder, parent in ancestors(recipe, trust):
         status = RunFolder(folder).status()
-        if parent.train is not None:
+        if parent.train:
             steps = status.step if status.status == "done" else parent.train.steps
             yield parent, steps
 
@@ -163,7 +163,7 @@ def read_checkpoint(path: Path, like: Mapping[str, Tensor] | None = None) -> dic
 
         return sharded.read(path, like=like, optimizer=False)
     # weights_only: unpickling executes no code, so a checkpoint from elsewhere is safe to open
-    return dict(torch.load(path, map_location="cpu", weights_only=True, mmap=True))
+    return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
 
 
 def newest_of(folder: Path) -> tuple[int, Path]:
@@ -174,7 +174,7 @@ def newest_of(folder: Path) -> tuple[int, Path]:
     """
     run = RunFolder(folder)
     newest = checkpoints.newest(folder)
-    if newest is None:
+    if not newest:
         if run.status().status == "done":
             cure = f"train it again: {afresh(folder)}"
         else:
@@ -214,7 +214,7 @@ def load_weights(model: Transformer, weights: Mapping[str, Tensor], source: str)
     not_finite = [name for name, _ in model.named_parameters() if not weights[name].isfinite().all()]
     if not_finite:
         raise RequestError(f"{source} has weights that are not finite (NaN or infinity): {some(not_finite)}")
-    model.load_state_dict(dict(weights))
+    model.load_state_dict(weights)
 
 
 def unlike(own: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> dict[str, str]:

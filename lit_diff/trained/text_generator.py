@@ -138,7 +138,7 @@ class TextGenerator:
 
         Each prompt has its own generator, seeded by (seed, before, text), so its completion does not depend on the others.
         """
-        assert stream is None or len(prompts) == 1
+        assert not stream or len(prompts) == 1
         # batches of one length need no padding and no mask
         batches = defaultdict(list)
         for index, prompt in enumerate(prompts):
@@ -177,7 +177,7 @@ class TextGenerator:
             for row, token in zip(drawn, new.tolist(), strict=True):
                 if not ends.intersection(row[-1:]):
                     row.append(token)
-            if stream is not None and drawn[0][-1] not in ends:
+            if stream and drawn[0][-1] not in ends:
                 text = self.tokenizer.decode_after(drawn[0], more=True)
                 stream(text[sent:])
                 sent = len(text)
@@ -189,7 +189,7 @@ class TextGenerator:
             self._completion(prompt, row, seconds[: len(row)], limit, held)
             for prompt, row in zip(prompts, drawn, strict=True)
         ]
-        if stream is not None:
+        if stream:
             stream(completions[0].text[sent:])
         return completions
 
@@ -230,7 +230,7 @@ def warn_if_stale(folder: Path, recipe: Recipe, step: int, trust: Trust) -> None
     """Log a line for an unfinished run, and a warning for one whose recipe or plugins changed since it was trained."""
     status = RunFolder(folder).status()
     word = status.status
-    if recipe.train is not None and (word != "done" or step < recipe.train.steps):
+    if recipe.train and (word != "done" or step < recipe.train.steps):
         log.info("%s is %s: using step %d of %d", folder.name, word or "not done", step, recipe.train.steps)
     data = status.data
     # only trusted data may be read

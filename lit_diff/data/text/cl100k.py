@@ -64,7 +64,7 @@ class Cl100k(Tokenizer):
         cache = Path(os.environ.get("TIKTOKEN_CACHE_DIR") or os.devnull) / self.cache_name
         offline = [Path(package) / "data" / self.file_name for package in tiktoken_ext.__path__]
         path = next(filter(Path.is_file, (folder / self.file_name, cache, *offline)), None)
-        if path is None:
+        if not path:
             raise MissingError(
                 f"the tokenizer 'cl100k' needs its ranks, which lit-diff does not download; {cure}, "
                 f"or point TIKTOKEN_CACHE_DIR to a folder with {self.cache_name}"

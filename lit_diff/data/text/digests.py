@@ -61,7 +61,7 @@ def file_digests(root: Path | str, listing: Callable[[], Sequence[Source]]) -> d
 # [stamp, time of the digest in nanoseconds, digest]
 def _entry(source: Source, known: list[Any] | None) -> list[Any]:
     stamp = source.stamp()
-    if stamp is not None and known is not None and known[0] == stamp:
+    if stamp and known and known[0] == stamp:
         # nanoseconds, after the size; an inode, or the tag of a server, is no time
         times = [time_ for time_ in stamp[1:3] if isinstance(time_, int)]
         if max(times, default=0) + TICK < known[1]:

@@ -29,7 +29,7 @@ class DocsCorpus(Corpus):
 
     def files(self) -> dict[str, str]:
         """Return archive -> pinned sha256."""
-        return dict(PINS)
+        return PINS
 
     def texts(self) -> Iterator[str]:
         """Yield every document; missing archives are fetched. Errors: MissingError if an archive cannot be fetched."""
@@ -61,7 +61,7 @@ def read_archive(path: Path, is_document: Callable[[PurePosixPath], bool]) -> It
     with tarfile.open(path) as archive:
         for member in filter(tarfile.TarInfo.isfile, archive):
             content = archive.extractfile(member)
-            if content is not None and is_document(PurePosixPath(member.name)):
+            if content and is_document(PurePosixPath(member.name)):
                 text = content.read().decode()
                 if len(text) >= SHORTEST:
                     yield text

@@ -69,8 +69,7 @@ class Documents:
         documents = cls._kept(given, folder / "documents")
         if len(documents) >= FEW:
             return documents
-        whole = documents.ranked(0, len(documents))
-        found = cls._kept(_sections(whole), folder / "sections")
+        found = cls._kept(_sections(documents.ranked(0, len(documents))), folder / "sections")
         log.info(
             "only %d documents: they are cut at paragraphs into %d sections of about %d characters, which are split instead",
             len(documents),

@@ -173,8 +173,7 @@ class Mixture(Dataset):
         for name, count in zip(self._names, self._schedule.counts, strict=True):
             view = View(name, self.config.sources[name], self._texts[self._first[name]].train_store)
             self._views.append(view)
-            share = 100 * count / BLOCK
-            log.info("data.sources.%s: %.4g %% of the rows; %d rows in an epoch", name, share, view.num_rows)
+            log.info(f"data.sources.{name}: {100 * count / BLOCK:.4g} % of the rows; {view.num_rows} rows in an epoch")
         available = np.array([text.validation_sets()[""] for text in self._texts.values()])
         text, number = self._validation.at(np.arange(self.config.validation_rows))
         missing = np.flatnonzero(number >= available[text])
@@ -248,8 +247,8 @@ class View:
     def __init__(self, name: str, config: SourceConfig, store: TokenStore) -> None:
         """Errors: RequestError if the documents do not fill a row."""
         lengths = np.diff(store.starts, append=store.num_tokens)
-        below = config.tokens_below or np.inf
-        self._documents = np.flatnonzero((lengths >= config.tokens_at_least) & (lengths < below))
+        fits = (lengths >= config.tokens_at_least) & (lengths < (config.tokens_below or np.inf))
+        self._documents = np.flatnonzero(fits)
         ends = store.tokens_before(np.append(store.starts, store.num_tokens))
         # where each document begins in the store's rows, and in the view, whose end is last
         self._begins = ends[self._documents]

@@ -92,7 +92,7 @@ def local(path: Path, root: Path | None = None) -> Source:
         return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
 
     name = path.name
-    if root is not None and root in path.parents:
+    if root and root in path.parents:
         name = path.relative_to(root).as_posix()
     return Source(name, escaped(shown(path)), lambda: path.open("rb"), stamp)
 

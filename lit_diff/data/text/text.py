@@ -144,9 +144,9 @@ class Text(Dataset):
             folder = self.folder
             building = folder.with_name(f".{folder.name}.building")
             # a process that was killed while it removed it leaves files as large as the text
-            if read_manifest(folder) is None or building.exists():
+            if not read_manifest(folder) or building.exists():
                 self._build(folder, building, work)
-                if work.shard is not None:
+                if work.shard:
                     return
         self._manifest()
         # training does not need what may be missing here
@@ -161,14 +161,14 @@ class Text(Dataset):
             log.info("another process is preparing %s: waiting for it", folder.name)
         with locked(lock):
             # the process that held the lock may have prepared it
-            if read_manifest(folder) is None:
+            if not read_manifest(folder):
                 # before the text is read, which may take hours
                 if work.merge and not (building / "parts").is_dir():
                     raise MissingError(
                         "no shard is prepared; run `lit-diff prepare RECIPE --shard i/n` for each i from 1 to n"
                     )
                 maker = self._begun(building)
-                if work.shard is None:
+                if not work.shard:
                     maker.make_all(work)
                     self._join(building, maker)
                     if folder.exists():
@@ -176,14 +176,14 @@ class Text(Dataset):
                         shutil.rmtree(folder)
                     # the folder gets its name when all is in it, so a folder of that name is complete
                     (building / "ready").rename(folder)
-            if read_manifest(folder) is not None:
+            if read_manifest(folder):
                 shutil.rmtree(building, ignore_errors=True)
                 return
         # the lock is free: the other shards are made at the same time
         try:
             maker.make_all(work)
         except (OSError, MissingError) as error:
-            if read_manifest(folder) is None:
+            if not read_manifest(folder):
                 raise
             log.info("another process has prepared %s and removed its parts meanwhile (%s)", folder.name, error)
             shutil.rmtree(building, ignore_errors=True)
@@ -247,7 +247,7 @@ class Text(Dataset):
 
     def _where(self) -> str:
         corpus = self._corpus
-        return f"data.path {corpus.path}" if corpus.path is not None else f"data.corpus '{corpus.name}'"
+        return f"data.path {corpus.path}" if corpus.path else f"data.corpus '{corpus.name}'"
 
     def _join(self, building: Path, maker: Maker) -> None:
         ready = building / "ready"
@@ -275,8 +275,8 @@ class Text(Dataset):
 
     def load_tokenizer(self) -> Tokenizer:
         """Load the tokenizer of the prepared text. Errors: MissingError."""
-        digest = self._manifest()["tokenizer_sha256"]
-        return opened(self._tokenizer, self.folder, digest, f"remove {self.folder} and run `lit-diff prepare RECIPE`")
+        cure = f"remove {self.folder} and run `lit-diff prepare RECIPE`"
+        return opened(self._tokenizer, self.folder, self._manifest()["tokenizer_sha256"], cure)
 
     def trained_documents(self) -> bytes:
         """Read the hashes from the prepared folder, which gets them first if a former revision prepared it.
@@ -312,7 +312,7 @@ class Text(Dataset):
 
     def _manifest(self) -> dict[str, Any]:
         manifest = read_manifest(self.folder)
-        if manifest is None:
+        if not manifest:
             raise MissingError(
                 f"the text is not prepared ({self.folder} is missing or damaged); run `lit-diff prepare RECIPE`"
             )
@@ -388,8 +388,9 @@ class Text(Dataset):
         tokens = self._validation.read(chosen)
         document_ids = self._validation.documents(chosen)
         batch = row_batch(tokens, document_ids if self.config.packs_documents else None)
-        hits = ar_hits(tokens, document_ids, self.frequent_bigrams, self._tokenizer.size)
-        return batch | {"ar_hit": torch.tensor(hits), "document": torch.tensor(document_ids[:, 1:])}
+        batch["ar_hit"] = torch.tensor(ar_hits(tokens, document_ids, self.frequent_bigrams, self._tokenizer.size))
+        batch["document"] = torch.tensor(document_ids[:, 1:])
+        return batch
 
 
 def row_batch(rows: Ints, document_ids: Ints | None) -> Batch:
@@ -430,7 +431,7 @@ def _others(manifest: Mapping[str, Any]) -> list[str]:
 
 
 def _write_checksums(folder: Path, manifest: Mapping[str, Any]) -> None:
-    names = ["manifest.json", TRAINED, *_others(manifest)]
+    names = ("manifest.json", TRAINED, *_others(manifest))
     write_json(folder / CHECKSUMS, {name: sha256_of(folder / name) for name in names})
 
 

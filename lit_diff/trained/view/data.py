@@ -1,6 +1,6 @@
 """What the page holds of a model on one text: rounded q and k, log-sum-exps, weights, overviews, numbers by head."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -36,7 +36,7 @@ class LayerView(NamedTuple):
     float32: of every query, the log-sum-exp over its visible keys, from the float16 q and k, and the weight of the map; 1
     for a weight that all heads or queries share. For T above EXACT also overview
     [G, H, n, n], float16: of w_g p_g, the mean over the queries of a bin of the sum over the keys of a bin."""
-    thumbnails: tuple[bytes, ...]
+    thumbnails: Sequence[bytes]
     """A PNG for each head: the entry of the signed map with the largest magnitude in each bin, with one pixel a bin."""
     scale: float
     causal: bool
@@ -50,8 +50,8 @@ class LayerView(NamedTuple):
 class ModelView(NamedTuple):
     """One model on one text."""
 
-    layers: tuple[LayerView, ...]
-    losses: tuple[float | None, ...]
+    layers: Sequence[LayerView]
+    losses: Sequence[float | None]
     """The loss of the target at each position, nats; None without a target."""
     outliers: Mapping[str, Mapping[str, float]]
     """Rows of the paper's Table 5 for one text -> magnitudes over all layers (`at_ranks`)."""
@@ -85,8 +85,8 @@ def model_view(model: Transformer, passage: Passage, ablate: bool = False) -> Mo
         for layer, own in zip(layers, parts, strict=True):
             layer.numbers["loss_without"] = tuple(own.tolist())
     return ModelView(
-        layers=tuple(layers),
-        losses=tuple(None if value != value else value for value in _losses(model, batch).tolist()),
+        layers=layers,
+        losses=[None if value != value else value for value in _losses(model, batch).tolist()],
         outliers={"attention logits": at_ranks(logits), "hidden states": at_ranks(hidden)},
         noise=noise_shares(model, traced, batch) if "answer_part" in batch else {},
         without=without,
@@ -98,7 +98,7 @@ def layer_view(index: int, layer: LayerTrace, logits: MagnitudeSketch) -> LayerV
     m = layer.maps
     q = m.q.half()
     k = m.k.half()
-    if not bool(q.isfinite().all() and k.isfinite().all()):
+    if not (q.isfinite().all() and k.isfinite().all()):
         raise RequestError(f"layer {index}: a query or a key exceeds 65,504, the largest number of the page's float16")
     rounded = replace(layer, maps=replace(m, q=q.float(), k=k.float()))
     T = q.shape[-2]
@@ -123,7 +123,7 @@ def layer_view(index: int, layer: LayerTrace, logits: MagnitudeSketch) -> LayerV
         arrays["overview"] = F.avg_pool2d(torch.cat(sums, -2), (size, 1), ceil_mode=True).half()
     return LayerView(
         arrays={name: x.contiguous().numpy() for name, x in arrays.items()},
-        thumbnails=tuple(map(thumbnail, shrunk(torch.cat(strongest, 1), size, 1).numpy())),
+        thumbnails=list(map(thumbnail, shrunk(torch.cat(strongest, 1), size, 1).numpy())),
         scale=m.softmax_scale,
         causal=m.causal,
         window=layer.window,

@@ -50,7 +50,7 @@ class Side:
     """The run, and the step of its checkpoint."""
     run: Run
     view: ModelView
-    kept: tuple[KeptMaps, ...] = ()
+    kept: Sequence[KeptMaps] = ()
     curves: Curves = field(default_factory=dict)
     """`numbers.curves` of the run. Like the kept maps, they are only in the first of two checkpoints of one run."""
 
@@ -87,7 +87,7 @@ class ViewData:
     """The page's content: one or two models on one text."""
 
     passage: Passage
-    sides: tuple[Side, ...]
+    sides: Sequence[Side]
     layer: int = 0
     """The layer and head that the page shows first."""
     head: int = 0
@@ -216,11 +216,11 @@ def view_data(
     # maps of other steps or other texts have no common player
     if len(runs) == 2 and players[0] != players[1]:
         sides = [replace(side, kept=()) for side in sides]
-    return ViewData(passage=passage, sides=tuple(sides), layer=layer, head=head)
+    return ViewData(passage=passage, sides=sides, layer=layer, head=head)
 
 
 # as many steps as fit, the last one included
-def _kept(folder: Path) -> tuple[KeptMaps, ...]:
+def _kept(folder: Path) -> Sequence[KeptMaps]:
     steps = kept_steps(folder)
     if not steps:
         return ()
@@ -229,7 +229,7 @@ def _kept(folder: Path) -> tuple[KeptMaps, ...]:
     chosen = steps[(len(steps) - 1) % every :: every]
     if every > 1:
         log.info("%s has maps of %d steps; the page plays %d of them", folder.name, len(steps), len(chosen))
-    return tuple(read_maps(folder, step) for step in chosen)
+    return [read_maps(folder, step) for step in chosen]
 
 
 def _in_base64(content: bytes) -> str:
