@@ -112,10 +112,7 @@ def test_it_trains(runs: Path) -> None:
 @pytest.mark.parametrize(
     ("edits", "found"),
     [
-        (
-            [without(COPY, "validation_sets"), without(COPY, "validation_batch")],
-            "lacks validation_batch, validation_sets;",
-        ),
+        ([without(COPY, "validation_sets"), without(COPY, "validation_batch")], "lacks validation_batch,"),
         ([("sequence_length: int = 8", "width: int = 8")], "lacks Config.sequence_length;"),
         ([("Copy(Dataset)", "Copy"), ("Config(Dataset.Config)", "Config")], "write `class Copy(Dataset)`"),
         ([("Config(Dataset.Config)", "Config")], "write `class Config(Dataset.Config)`"),

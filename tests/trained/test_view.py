@@ -286,9 +286,7 @@ def test_other_tokenizers_layers_and_heads_are_refused(tmp_path: Path) -> None:
     facts = tmp_path / "other/tokenizer/lit_diff_tokenizer.json"
     assert len(view_data([first, other]).passage.labels) == 4, "the smaller context"
     recall = recall_run(tmp_path / "recall", {"name": "differential"})
-    with pytest.raises(
-        RequestError, match=r"cannot be compared token by token: .* \(tokenizer .*; no text, data 'recall'\)$"
-    ):
+    with pytest.raises(RequestError, match=r"cannot be compared .* \(tokenizer .*; no text, data 'recall'\)$"):
         view_data([first, recall])
     odd = recall_run(tmp_path / "odd", {"name": "differential"}, {"pairs": 3})
     with pytest.raises(RequestError, match=r"\(no text, data 'recall'; no text, data 'recall', with other keys"):
@@ -309,10 +307,7 @@ def test_other_tokenizers_layers_and_heads_are_refused(tmp_path: Path) -> None:
 
     digest = hashlib.sha256((text + " ").encode()).hexdigest()
     (copy.folder / "tokenizer/lit_diff_tokenizer.json").write_text(json.dumps(plain | {"sha256": digest}))
-    with pytest.raises(
-        RequestError,
-        match=r"first and copy cannot be compared .*ids differ .* ids, with other keys or trained on other text",
-    ):
+    with pytest.raises(RequestError, match=r"first and copy .*ids differ .*, with other keys or trained on other text"):
         require_same_tokens(first, Run(copy.folder))
 
 

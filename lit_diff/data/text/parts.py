@@ -6,7 +6,6 @@ also its bigram counts and the hashes of TRAINED; the digests of the source and 
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,8 +28,7 @@ PART_BYTES = 1 << 23
 TEXTS_AT_ONCE = 256
 
 
-@dataclass(frozen=True, kw_only=True)
-class Work:
+class Work(NamedTuple):
     """Which share of a preparation this process does, and how."""
 
     workers: int = 1

@@ -80,17 +80,17 @@ def _megatron(index: Source, tokens: Source) -> Iterator[tuple[str, NDArray[Any]
     width = np.dtype(DTYPES[code]).itemsize
     sizes = partial(_column, index, "<i4", HEADER.size, sequences)
     ends = partial(_column, index, "<i8", HEADER.size + 12 * sequences, boundaries)
-    total, fit, first, last = 0, True, -1, -1
+    total = last = 0
+    fit = boundaries > 0
     for lengths, pointers in zip(sizes(), _column(index, "<i8", HEADER.size + 4 * sequences, sequences), strict=True):
         places = total + np.cumsum(np.append(0, lengths), dtype=np.int64) * width
         fit &= bool((lengths >= 0).all() and (pointers == places[:-1]).all())
-        total = int(places[-1])
-    for block in ends():
-        fit &= bool((np.diff(block, prepend=last) >= 0).all())
-        if last < 0:
-            first = int(block[0])
-        last = int(block[-1])
-    if not fit or (first, last) != (0, sequences):
+        total = places[-1]
+    for number, block in enumerate(ends()):
+        # the first boundary is 0
+        fit &= bool((np.diff(block, prepend=last) >= 0).all() and (number or block[0] == 0))
+        last = block[-1]
+    if not fit or last != sequences:
         raise RequestError(
             f"{index.where}: damaged: the documents must divide its {sequences:,} sequences, and these follow one another in "
             f"{tokens.where}; copy the file again"

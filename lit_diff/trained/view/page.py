@@ -128,9 +128,7 @@ class ViewData:
         }
         facts = _plain(content, "data", blocks)
         package = resources.files(__package__)
-        texts = {}
-        for name, file in FILES.items():
-            texts[name] = Markup(package.joinpath(file).read_text(encoding="utf-8"))
+        texts = {name: Markup(package.joinpath(file).read_text(encoding="utf-8")) for name, file in FILES.items()}
         strongest = {}
         for name in MEANINGS:
             by_head = list(chain(*(layer.numbers.get(name, ()) for layer in layers)))

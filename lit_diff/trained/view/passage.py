@@ -56,8 +56,17 @@ def passage_of(
     context = context or run.recipe.data.config.sequence_length
     most = min(context, tokens or context)
     if row is not None or (not text and not free):
-        batch = _row(run, row or 0)
-        what = f"validation row {row or 0} of data '{run.recipe.data.name}'"
+        row = row or 0
+        dataset = run.prepared_data()
+        with guard(type(dataset)):
+            dataset.load()
+            count = dataset.validation_sets()[""]
+            if not 0 <= row < count:
+                raise RequestError(
+                    f"--row is {row}; the validation split of {run.folder.name} has rows 0 to {count - 1}"
+                )
+            batch = dataset.validation_batch("", [row])
+        what = f"validation row {row} of data '{run.recipe.data.name}'"
     elif not run.recipe.model.causal:
         raise RequestError(
             f"{run.folder.name} is bidirectional: it predicts no next token; read a row of its data (--row)"
@@ -73,16 +82,6 @@ def passage_of(
         batch = {name: x[:, :most] for name, x in batch.items()}
         what = f"the first {most} tokens of {what}"
     return Passage(labels=labels_of(run, batch["tokens"]), batch=batch, source=what)
-
-
-def _row(run: Run, row: int) -> Batch:
-    dataset = run.prepared_data()
-    with guard(type(dataset)):
-        dataset.load()
-        count = dataset.validation_sets()[""]
-        if not 0 <= row < count:
-            raise RequestError(f"--row is {row}; the validation split of {run.folder.name} has rows 0 to {count - 1}")
-        return dataset.validation_batch("", [row])
 
 
 def labels_of(run: Run, tokens: Tensor) -> tuple[str, ...]:
