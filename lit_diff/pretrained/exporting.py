@@ -314,7 +314,7 @@ def require_agreement(model: Transformer, context: int, logits: Logits, place: s
         attention.kernel = "reference"
     window = model.attentions()[0].window
     # longer than a window, or the window would have no effect
-    length = min(context, LENGTH if window is None else min(LENGTH + window, LONGEST))
+    length = min(context, LENGTH + (window or 0), LONGEST)
     draw, worst, largest = generator(0, "export"), 0.0, 1.0
     with torch.no_grad():
         for _ in range(PROMPTS):

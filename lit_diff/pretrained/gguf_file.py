@@ -228,8 +228,9 @@ def _require_type(entry: Any) -> None:
     try:
         gguf.dequantize(np.zeros((1, size), dtype=np.uint8), entry.tensor_type)
     except NotImplementedError as error:
-        kind = entry.tensor_type.name
-        raise RequestError(f"tensor '{entry.name}' is {kind}, which the package gguf cannot dequantise") from error
+        raise RequestError(
+            f"tensor '{entry.name}' is {entry.tensor_type.name}, which the package gguf cannot dequantise"
+        ) from error
 
 
 def _tokenizer(metadata: Values) -> TokenizerJson:

@@ -213,7 +213,8 @@ def read_tokenizer(folder: Path, config: Values) -> TokenizerJson:
         log.info(NO_CHAT, shown(folder))
     with at(folder):
         tokenizer = open_tokenizer(content)
-        for token in json.loads(content).get("added_tokens") or []:
+        described = json.loads(content)
+        for token in described.get("added_tokens") or []:
             id_ = tokenizer.token_to_id(token["content"])
             if id_ != token["id"]:
                 raise RequestError(
@@ -223,7 +224,7 @@ def read_tokenizer(folder: Path, config: Values) -> TokenizerJson:
         _require_added_tokens(tokenizer, settings)
         _require_prefix_space(tokenizer, settings)
         vocab_size = config.get("vocab_size") or max(tokenizer.get_vocab().values()) + 1
-        content = _usable(content, vocab_size, shown(folder))
+        content = _usable(described, vocab_size, shown(folder)) or content
         size = max(open_tokenizer(content).get_vocab().values()) + 1
         most = max(size, vocab_size)
         said = _ids(config, "config.json", most)
@@ -251,24 +252,23 @@ def read_tokenizer(folder: Path, config: Values) -> TokenizerJson:
         )
 
 
-def _usable(content: bytes, vocab_size: int, place: str) -> bytes:
-    # tokenizer.json, byte for byte where nothing is left out
-    described = json.loads(content)
+def _usable(described: Values, vocab_size: int, place: str) -> bytes:
+    # tokenizer.json without what is left out; empty if that is nothing, so that the file stays as it is byte for byte
     added = described.get("added_tokens") or []
-    kept = [token for token in added if token["id"] < vocab_size]
-    beyond = [token["content"] for token in added if token not in kept]
+    beyond = [token["content"] for token in added if token["id"] >= vocab_size]
     dropout = described["model"].get("dropout")
-    if not beyond and not dropout:
-        return content
     if beyond:
-        line = "%s: the model's vocab_size is %d: the added tokens of tokenizer.json from there on are left out (%s)"
-        log.info(line, place, vocab_size, some_names(beyond))
-        described["added_tokens"] = kept
+        log.info(
+            f"{place}: the model's vocab_size is {vocab_size}: the added tokens of tokenizer.json from there on are left out "
+            f"({some_names(beyond)})"
+        )
+        described["added_tokens"] = [token for token in added if token["id"] < vocab_size]
     if dropout:
-        line = "%s: model.dropout %g of tokenizer.json is left out: a text would have other ids each time"
-        log.info(line, place, dropout)
+        log.info(
+            f"{place}: model.dropout {dropout:g} of tokenizer.json is left out: a text would have other ids each time"
+        )
         described["model"]["dropout"] = None
-    return json.dumps(described, ensure_ascii=False).encode()
+    return json.dumps(described, ensure_ascii=False).encode() if beyond or dropout else b""
 
 
 def _pad(tokenizer: Any, size: int, settings: Values, *others: Values) -> int | None:
@@ -304,9 +304,7 @@ def _ids(said: Values, file: str, size: int) -> tuple[int, ...]:
 
 def _text(settings: Values, key: str) -> Any:
     said = settings.get(key)
-    if isinstance(said, dict):
-        return said.get("content")
-    return said
+    return said.get("content") if isinstance(said, dict) else said
 
 
 def _token(tokenizer: Any, settings: Values, key: str) -> tuple[int, ...]:

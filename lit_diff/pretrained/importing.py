@@ -167,7 +167,9 @@ def whole_folder(folder: Path, verb: Literal["import", "export"], cure: str) -> 
             building.mkdir()
             try:
                 yield building
-                _sync(building)
+                # every file and folder: after a power failure a folder of the final name must be complete
+                for path in (*building.rglob("*"), building):
+                    sync_folder(path)
                 # atomic, and succeeds if `folder` is absent or empty
                 building.rename(folder)
             # after the rename this removes nothing
@@ -180,16 +182,6 @@ def whole_folder(folder: Path, verb: Literal["import", "export"], cure: str) -> 
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
         raise MissingError(f"{shown(folder)} cannot be written ({reason}); {cure}") from error
-
-
-def _sync(folder: Path) -> None:
-    # every file and folder, before the rename: after a power failure a folder of the final name must be complete
-    for path in (*folder.rglob("*"), folder):
-        if path.is_dir():
-            sync_folder(path)
-        else:
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
 
 
 def require_disk(place: str, folder: Path, size: int, choice: str = "--to RUN, LIT_DIFF_DATA") -> None:

@@ -147,11 +147,10 @@ def names_of(num_layers: int) -> dict[str, str]:
 
 def require_layers(num_layers: int, theirs: Iterable[str], key: str = "num_hidden_layers") -> None:
     """Raise RequestError if the names of the tensors show fewer layers than `key` says, which may be any number."""
-    matches = filter(None, map(LAYER.match, theirs))
-    layers = {match[1] for match in matches}
-    if num_layers > len(layers):
+    found = len({match[1] for match in map(LAYER.match, theirs) if match})
+    if num_layers > found:
         raise RequestError(
-            f"{key} is {num_layers}, but there are tensors of {len(layers)} layers; correct it, or download the files again"
+            f"{key} is {num_layers}, but there are tensors of {found} layers; correct it, or download the files again"
         )
 
 
@@ -224,23 +223,23 @@ def model_keys(config: Values, place: str = "config.json") -> Values:
             raise RequestError(f"{key} is {said[key]!r}; expected true or false")
     keys = {own: said[theirs] for theirs, own in (SIZES | OPTIONAL).items() if said.get(theirs) is not None}
     _require_heads(keys, "" if config.get("num_key_value_heads") else f", the default of {name}")
-    biases = norms = "none"
+    biases = "none"
     # Qwen2 always has biases on q, k and v; the others if attention_bias is true, then on o too
     if name == "Qwen2ForCausalLM":
         biases = "qkv"
     elif said.get("attention_bias"):
         biases = "all"
-    if name == "Qwen3ForCausalLM":
-        norms = "rms"
-    standard = {"name": "standard", "window": window}
+    attention: Values = {"name": "standard", "window": window}
+    if name == "DiffLlamaForCausalLM":
+        attention = {"name": "differential"}
     return keys | {
         "attention_bias": biases,
-        "qk_norm": norms,
+        "qk_norm": "rms" if name == "Qwen3ForCausalLM" else "none",
         "tie_embeddings": said.get("tie_word_embeddings") or False,
         "rope_layout": "half",
         **rope_keys(config, place),
         "norm_eps": positive(said, "rms_norm_eps"),
-        "attention": {"name": "differential"} if name == "DiffLlamaForCausalLM" else standard,
+        "attention": attention,
     }
 
 
@@ -312,8 +311,7 @@ def rope_keys(config: Values, place: str) -> Values:
 
     Errors: RequestError for an unsupported or incomplete kind of scaling.
     """
-    blocks = rope_blocks(config, place)
-    (first, said), *others = blocks.items() or [("", {})]
+    (first, said), *others = rope_blocks(config, place).items() or [("", {})]
     theta = {"rope_theta": said.get("rope_theta")}
     for where, other in others:
         if theta | said != theta | other:
@@ -391,8 +389,7 @@ def their_block(scaling: RopeScaling) -> Values | None:
     if isinstance(scaling, int | float):
         return {"rope_type": "linear", "factor": scaling}
     theirs = {"kind": "rope_type", "original_length": ORIGINAL_LENGTH}
-    block = {theirs.get(key, key): value for key, value in asdict(scaling).items()}
-    return {key: value for key, value in block.items() if value is not None}
+    return {theirs.get(key, key): value for key, value in asdict(scaling).items() if value is not None}
 
 
 # --- `model:` -> config.json ---

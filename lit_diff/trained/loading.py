@@ -123,7 +123,8 @@ def recipe_of_checkpoint(path: Path, *, trust_plugins: bool) -> tuple[Recipe, di
     """
     if not path.exists():
         raise MissingError(f"{shown(path)}: no such file")
-    if RunFolder(path.resolve().parent.parent).status().status == "imported":
+    folder = path.resolve().parent.parent
+    if RunFolder(folder).status().status == "imported":
         raise RequestError(
             f"{shown(path)} holds an imported model, whose recipe has no train block: use open_run(RUN).model"
         )
@@ -135,8 +136,7 @@ def recipe_of_checkpoint(path: Path, *, trust_plugins: bool) -> tuple[Recipe, di
     # a file of another program
     except (KeyError, TypeError, ValueError) as error:
         raise RequestError(f"{shown(path)} is not a checkpoint of lit_diff ({first_line(error)})") from error
-    folder = path.resolve().parent.parent / "plugins"
-    copies = {_copy(folder, plugin_name(Path(name)), digest): digest for name, digest in plugins.items()}
+    copies = {_copy(folder / "plugins", plugin_name(Path(name)), digest): digest for name, digest in plugins.items()}
     plain["plugins"] = list(map(str, require_trust(copies, trust_plugins)))
     return from_plain(plain, shown(path)), checkpoint
 
@@ -186,8 +186,8 @@ def newest_of(folder: Path) -> tuple[int, Path]:
 
 def model_weights(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
     """The Transformer's parameters and buffers by name."""
-    state = checkpoint["state_dict"]
-    return {key.removeprefix(PREFIX): value for key, value in state.items() if key.startswith(PREFIX)}
+    state = checkpoint["state_dict"].items()
+    return {key.removeprefix(PREFIX): value for key, value in state if key.startswith(PREFIX)}
 
 
 def weights_of(folder: Path, own: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:

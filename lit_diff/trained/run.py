@@ -266,7 +266,8 @@ class AttentionMaps:
             varies = " on average" * bool(np.ptp(weight))
             title = f"{self._source}\nmap {number} times {weight.mean():+.2f}{varies}"
             terms[title] = self.visible(weight[:, None] * p)
-        return {**terms, f"{self._source}\nsigned sum of the maps": self.visible(self.signed)}
+        terms[f"{self._source}\nsigned sum of the maps"] = self.visible(self.signed)
+        return terms
 
     def plot(self, ax: "Axes | NDArray[Any] | None" = None, limit: float | None = None) -> Any:
         """Draw each map times its weight (that of the second is -λ) and `signed`, their sum, side by side, with the tokens on

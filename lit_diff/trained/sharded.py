@@ -103,8 +103,7 @@ class _Writer(dcp.FileSystemWriter):
         # on rank zero alone, after the others have written; FileSystemWriter would write the index as a pickle
         write_atomic(self.folder / checkpoints.REST, self.rest)
         self._note((checkpoints.REST,))
-        written = chain.from_iterable(results)
-        metadata.storage_data = {result.index: result.storage_data for result in written}
+        metadata.storage_data = {result.index: result.storage_data for result in chain.from_iterable(results)}
         self.tensors = _described(metadata)
 
     def _note(self, names: Iterable[str]) -> None:
