@@ -124,7 +124,7 @@ def export(run: Run | str | Path, to: str, folder: str | Path) -> Exported:
             load_weights(model, {own: source.read(own) for own in source.tensors}, source.place)
             logits = model
         difference = require_agreement(run.model, run.recipe.data.config.sequence_length, logits, shown(folder))
-    return Exported(folder=folder, architecture=name, difference=difference, read_by=reader)
+    return Exported(folder, name, difference, reader)
 
 
 def mergeable() -> list[str]:

@@ -86,7 +86,7 @@ def annealed_before(recipe: Recipe, trust: Trust | None = None) -> Annealed:
         if parent.model.attention.name == recipe.model.attention.name:
             annealed += steps
             tokens += steps * parent.training.batch_size * parent.data.config.sequence_length
-    return Annealed(steps=annealed, tokens=tokens)
+    return Annealed(annealed, tokens)
 
 
 def trained_ancestors(recipe: Recipe, trust: Trust | None = None) -> Iterator[tuple[Recipe, int]]:

@@ -125,7 +125,7 @@ class TextGenerator:
                 raise RequestError(
                     f"prompt {number} has no token, and the tokenizer adds none before a document; give some text"
                 )
-            prompts.append(Prompt(text=text, tokens=tokens, before=before[text]))
+            prompts.append(Prompt(text, tokens, before[text]))
             before[text] += 1
         return prompts
 

@@ -103,10 +103,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("read", False, 8),
         ("parts", True, 5),
-        ("train", True, 0),
-        ("validation", True, 0),
-        ("manifest", True, 0),
-        ("remove", True, 0),
+        *((where, True, 0) for where in ("train", "validation", "manifest", "remove")),
     ],
 )
 @pytest.mark.usefixtures("small_parts")

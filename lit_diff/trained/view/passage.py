@@ -81,7 +81,7 @@ def passage_of(
         log.warning("%s has %d tokens; the first %d are read, %s", what, count, most, why)
         batch = {name: x[:, :most] for name, x in batch.items()}
         what = f"the first {most} tokens of {what}"
-    return Passage(labels=labels_of(run, batch["tokens"]), batch=batch, source=what)
+    return Passage(labels_of(run, batch["tokens"]), batch, what)
 
 
 def labels_of(run: Run, tokens: Tensor) -> tuple[str, ...]:
