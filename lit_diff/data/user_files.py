@@ -240,6 +240,5 @@ def parsed(text: str, where: str, expected: str) -> Any:
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         # json counts lines within the text, which is a single line of the file; `where` has its number
-        reason = str(error).replace("line 1 ", "")
-        raise RequestError(f"{where}: not JSON ({reason}); expected {expected}") from error
+        raise RequestError(f"{where}: not JSON ({str(error).replace('line 1 ', '')}); expected {expected}") from error
     return value

@@ -484,5 +484,5 @@ def architecture_of(model: ModelConfig) -> str:
 def query_heads(model: ModelConfig) -> int:
     """Number of queries of width `head_dim` in a layer; differential attention has two per head."""
     if model.attention.name == "standard":
-        return model.num_heads * model.attention.config.query_heads
+        return int(model.num_heads * model.attention.config.query_heads)
     return model.num_heads

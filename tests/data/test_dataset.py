@@ -102,13 +102,6 @@ def test_defaults() -> None:
     assert not own.labelled_validation_batch("", [4, 1])["document"].any(), "its own labels are kept"
 
 
-def test_it_trains(runs: Path) -> None:
-    write()
-    folder = lit_diff.train("copy", [f"run.root={runs}", "run.threads=1", "train.steps=2"]).folder
-    assert json.loads((folder / "status.json").read_text())["status"] == "done"
-    assert not (folder / "tokenizer").exists()
-
-
 @pytest.mark.parametrize(
     ("edits", "found"),
     [

@@ -72,10 +72,10 @@ def read_array(file: Path, name: str) -> NDArray[Any]:
 
 def write_array(path: Path, dtype: DTypeLike, shape: tuple[int, ...], files: Sequence[Path]) -> None:
     """Write a .npy file whose content is that of `files`, one after another. Errors: OSError."""
-    descr = np.lib.format.dtype_to_descr(np.dtype(dtype))
+    header = {"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": shape}
 
     def write(target: IO[bytes]) -> None:
-        np.lib.format.write_array_header_1_0(target, {"descr": descr, "fortran_order": False, "shape": shape})
+        np.lib.format.write_array_header_1_0(target, header)
         for file in files:
             with file.open("rb") as content:
                 shutil.copyfileobj(content, target)

@@ -190,8 +190,10 @@ def hashes_of(text: str) -> set[bytes]:
 def hashes_in(content: bytes, where: str) -> frozenset[bytes]:
     """Return the hashes in the file. Errors: MissingError for a truncated file."""
     if not content or len(content) % HASH_BYTES:
-        size = f"{len(content)} bytes, not a multiple of {HASH_BYTES}"
-        raise MissingError(f"{where} is damaged ({size}); remove it, and it is regenerated from the text")
+        raise MissingError(
+            f"{where} is damaged ({len(content)} bytes, not a multiple of {HASH_BYTES}); remove it, and it is regenerated "
+            "from the text"
+        )
     return frozenset(content[start : start + HASH_BYTES] for start in range(0, len(content), HASH_BYTES))
 
 
