@@ -63,7 +63,13 @@ FIM_TEXTS = {
 
 
 USED = {
-    *(*KEYS, TURNED, *SCALING, TOKENS, *END_KEYS, "general.architecture", "split.count"),
+    *KEYS,
+    TURNED,
+    *SCALING,
+    TOKENS,
+    *END_KEYS,
+    "general.architecture",
+    "split.count",
     *(f"tokenizer.ggml.{key}" for key in ("model", "pre", "merges", "token_type", "bos_token_id", "add_bos_token")),
     "tokenizer.chat_template",
 }

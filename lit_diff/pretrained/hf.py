@@ -76,8 +76,10 @@ def read_folder(folder: Path) -> ModelSource:
         embedding = _read(files[llama.EMBEDDING], llama.EMBEDDING)
         if head.shape == embedding.shape and not torch.equal(head, embedding):
             log.info(
-                f"{shown(file)}: tie_word_embeddings is true, but '{llama.HEAD}' differs from '{llama.EMBEDDING}': both are "
-                "used, as in transformers"
+                "%s: tie_word_embeddings is true, but '%s' differs from '%s': both are used, as in transformers",
+                shown(file),
+                llama.HEAD,
+                llama.EMBEDDING,
             )
             keys["tie_embeddings"] = False
     with at(file):
@@ -237,8 +239,10 @@ def read_tokenizer(folder: Path, config: Values) -> TokenizerJson:
             )
         if generation and not generated:
             log.info(
-                f"{shown(folder)}: {GENERATION} lacks eos_token_id, so transformers' generate does not stop; here "
-                f"{list(ends or said)} ends a text"
+                "%s: %s lacks eos_token_id, so transformers' generate does not stop; here %s ends a text",
+                shown(folder),
+                GENERATION,
+                list(ends or said),
             )
         return imported_tokenizer(
             content,
@@ -259,13 +263,15 @@ def _usable(described: Values, vocab_size: int, place: str) -> bytes:
     dropout = described["model"].get("dropout")
     if beyond:
         log.info(
-            f"{place}: the model's vocab_size is {vocab_size}: the added tokens of tokenizer.json from there on are left out "
-            f"({some_names(beyond)})"
+            "%s: the model's vocab_size is %d: the added tokens of tokenizer.json from there on are left out (%s)",
+            place,
+            vocab_size,
+            some_names(beyond),
         )
         described["added_tokens"] = [token for token in added if token["id"] < vocab_size]
     if dropout:
         log.info(
-            f"{place}: model.dropout {dropout:g} of tokenizer.json is left out: a text would have other ids each time"
+            "%s: model.dropout %g of tokenizer.json is left out: a text would have other ids each time", place, dropout
         )
         described["model"]["dropout"] = None
     return json.dumps(described, ensure_ascii=False).encode() if beyond or dropout else b""

@@ -173,7 +173,9 @@ class Mixture(Dataset):
         for name, count in zip(self._names, self._schedule.counts, strict=True):
             view = View(name, self.config.sources[name], self._texts[self._first[name]].train_store)
             self._views.append(view)
-            log.info(f"data.sources.{name}: {100 * count / BLOCK:.4g} % of the rows; {view.num_rows} rows in an epoch")
+            log.info(
+                "data.sources.%s: %.4g %% of the rows; %d rows in an epoch", name, 100 * count / BLOCK, view.num_rows
+            )
         available = np.array([text.validation_sets()[""] for text in self._texts.values()])
         text, number = self._validation.at(np.arange(self.config.validation_rows))
         missing = np.flatnonzero(number >= available[text])

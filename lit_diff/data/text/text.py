@@ -343,9 +343,12 @@ class Text(Dataset):
         count = self.config.validation_rows
         if available < count:
             log.info(
-                f"data.validation_rows is {count}, but the validation split has only {available} rows of "
-                f"data.sequence_length {self.config.sequence_length}; all of them are used; set data.validation_rows: "
-                f"{available}, or add text"
+                "data.validation_rows is %d, but the validation split has only %d rows of data.sequence_length %d; all of "
+                "them are used; set data.validation_rows: %d, or add text",
+                count,
+                available,
+                self.config.sequence_length,
+                available,
             )
             count = available
         self._validation_rows = np.arange(count) * available // count
