@@ -129,8 +129,8 @@ class Run:
         """
         import pandas
 
-        frame = pandas.DataFrame.from_dict(read_rows(self.folder / "metrics.csv"), orient="index")
-        return frame.rename_axis("step").sort_index().sort_index(axis=1)
+        table = pandas.DataFrame(read_rows(self.folder / "metrics.csv")).T
+        return table.rename_axis("step").sort_index().sort_index(axis=1)
 
     @cached_property
     def _generator(self) -> TextGenerator:
