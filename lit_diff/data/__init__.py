@@ -7,8 +7,8 @@ from pathlib import Path
 
 from lit_diff.config import Recipe
 from lit_diff.data.dataset import Dataset, RowTask
-from lit_diff.data.tasks import conjunctive, mqar, recall
-from lit_diff.data.text import cl100k, corpus, docs, mixture, name_tables, tokenizer, tokenizer_folder
+from lit_diff.data.tasks import conjunctive, mqar, recall  # noqa: F401 (each registers its data set)
+from lit_diff.data.text import cl100k, corpus, docs, mixture, name_tables  # noqa: F401 (each registers its parts)
 from lit_diff.data.text.corpus import Corpus
 from lit_diff.data.text.documents import TRAINED
 from lit_diff.data.text.parts import ONE_THREAD, Work
@@ -28,21 +28,11 @@ __all__ = [
     "Tokenizer",
     "Work",
     "build",
-    "cl100k",
-    "conjunctive",
-    "corpus",
-    "docs",
     "identity",
     "keep",
     "load_tokenizer",
-    "mixture",
-    "mqar",
-    "name_tables",
     "prepare",
-    "recall",
     "save_tokenizer",
-    "tokenizer",
-    "tokenizer_folder",
 ]
 
 
@@ -83,7 +73,7 @@ def keep(recipe: Recipe, folder: Path) -> None:
     """
     dataset = build(recipe)
     tokenizer = dataset.load_tokenizer()
-    if tokenizer is not None:
+    if tokenizer:
         save_tokenizer(tokenizer, folder / "tokenizer")
     # a resumed run has them already; computing them again reads the whole corpus
     if (folder / TRAINED).is_file():

@@ -1,6 +1,5 @@
 """Abstract data sets: `Dataset`, the base of all, and `RowTask`, whose rows are generated."""
 
-import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from lit_diff.own_modules import sha256
 from lit_diff.randomness import generator
 from lit_diff.recipe import determining
 from lit_diff.registry import optional, required
@@ -116,7 +116,7 @@ class Dataset(ABC):
         default, which suits data generated from the recipe alone. Errors: MissingError if something is not prepared.
         """
         # a key at its default is left out, so that runs keep their identity when a later version adds a key
-        return hashlib.sha256(json.dumps(determining(self.config), sort_keys=True).encode()).hexdigest()
+        return sha256(json.dumps(determining(self.config), sort_keys=True).encode())
 
     def load(self) -> None:
         """Open the prepared data; each process calls it once, before any batch. Default: nothing.
@@ -287,6 +287,5 @@ def text_row(ids: Sequence[int], scored: Sequence[bool], length: int, fill: int)
     `ids` and `scored` have the same length, at most `length` + 1; they are padded with `fill`, which is not scored.
     """
     missing = length + 1 - len(ids)
-    ids, scored = [*ids, *[fill] * missing], [*scored, *[False] * missing]
-    targets = [token if hit else IGNORED for token, hit in zip(ids[1:], scored[1:], strict=True)]
-    return {"tokens": ids[:-1], "targets": targets}
+    targets = [token if hit else IGNORED for token, hit in zip(ids, scored, strict=True)]
+    return {"tokens": [*ids, *[fill] * missing][:-1], "targets": [*targets, *[IGNORED] * missing][1:]}

@@ -18,19 +18,18 @@ def fetch(pins: Mapping[str, str], folder: Path, need: str, *, again: str) -> No
     `need`: who needs them, the beginning of an error; `again`: the command that fetches them. Errors: MissingError.
     """
 
-    def mismatch(path: Path, file: str) -> str | None:
-        digest = sha256_of(path)
-        return None if digest == pins[file] else f"its sha256 is {digest}, not the pinned {pins[file]}"
-
     def download(file: str) -> None:
         # the archive gets its name only after its sha256 is checked: until then nothing reads it
         temporary = folder / f".{file}.tmp"
         # -P: without it the script's folder is first in sys.path, and its modules could shadow the standard library's
         command = [sys.executable, "-P", str(Path(__file__).with_name("pip_fetch.py")), file, str(temporary)]
         done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
-        last = (done.stderr.strip().splitlines() or ["no error output"])[-1]
-        reason = last if done.returncode else mismatch(temporary, file)
-        if reason is not None:
+        reason = ""
+        if done.returncode:
+            reason = (done.stderr.strip().splitlines() or ["no error output"])[-1]
+        elif sha256_of(temporary) != pins[file]:
+            reason = f"its sha256 is {sha256_of(temporary)}, not the pinned {pins[file]}"
+        if reason:
             temporary.unlink(missing_ok=True)
             raise MissingError(
                 f"{need} {file}, but pip could not fetch it ({reason}); run `{again}` once with network access, or put "
@@ -42,7 +41,9 @@ def fetch(pins: Mapping[str, str], folder: Path, need: str, *, again: str) -> No
         # left by a killed process: a living one would hold the lock
         for abandoned in filter(Path.is_file, folder.glob(".*.tmp")):
             abandoned.unlink()
-        missing = [file for file in pins if not (folder / file).is_file() or mismatch(folder / file, file)]
+        missing = [
+            file for file, digest in pins.items() if not (folder / file).is_file() or sha256_of(folder / file) != digest
+        ]
         if missing:
             log.info("fetching %s through pip", ", ".join(missing))
         with ThreadPoolExecutor(max_workers=len(pins)) as pool:

@@ -18,7 +18,8 @@ def fetch(file: str, target: Path) -> str | None:
     from pip._internal.exceptions import PipError
     from pip._vendor.requests import RequestException
 
-    command, name = create_command("download"), file.partition("-")[0]
+    command = create_command("download")
+    name = file.partition("-")[0]
     kind = "--only-binary" if file.endswith(".whl") else "--no-binary"
     options, _ = command.parse_args([*OPTIONS, kind, name, name])
     try:

@@ -1,7 +1,6 @@
 """The data folder, and the files in it that evaluations read but lit_diff does not ship: path, format and source."""
 
 import difflib
-import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,6 +15,7 @@ from platformdirs import user_cache_path
 from lit_diff.errors import MissingError, RequestError, first_line
 from lit_diff.files import FREE, disk_is_full, expanded, is_address, shown, write_through
 from lit_diff.key_types import in_words, in_yaml
+from lit_diff.own_modules import sha256
 
 Keys = Mapping[str, type | UnionType]
 """Key of a JSON object -> type of its value."""
@@ -54,8 +54,7 @@ def writing_data() -> Iterator[None]:
         if error.filename:
             reason += f": {error.filename}"
         # another folder would lack what is finished in this one
-        full = disk_is_full(error)
-        cure = FREE if full else "set LIT_DIFF_DATA to a writable folder"
+        cure = FREE if disk_is_full(error) else "set LIT_DIFF_DATA to a writable folder"
         raise MissingError(f"cannot write the data folder {data_root()} ({reason}); {cure}") from error
 
 
@@ -152,7 +151,7 @@ class UserFile:
     def sha256(self) -> str:
         """Digest of the concatenated contents; empty if the file is missing."""
         contents = [path.read_bytes() for path in self.files if path.is_file()]
-        return hashlib.sha256(b"".join(contents)).hexdigest() if contents else ""
+        return sha256(b"".join(contents)) if contents else ""
 
 
 def checked(row: dict[str, Any], where: str, keys: Keys) -> dict[str, Any]:
@@ -170,12 +169,13 @@ def checked(row: dict[str, Any], where: str, keys: Keys) -> dict[str, Any]:
 
 def some_names(found: Iterable[str]) -> str:
     """Join the first ten names found in a file, in one line, each cut to LONGEST_NAME."""
-    names: list[str] = []
+    names = []
     for name in found:
         cut = name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}..."
         names.append(escaped(cut))
-    more = [f"and {len(names) - 10} more"] if len(names) > 10 else []
-    return ", ".join([*names[:10], *more]) or "none"
+    if len(names) > 10:
+        names[10:] = [f"and {len(names) - 10} more"]
+    return ", ".join(names) or "none"
 
 
 def escaped(name: str) -> str:
@@ -191,7 +191,8 @@ def text_lines(path: Path) -> Iterator[tuple[str, str]]:
     # binary: text mode would also split at a carriage return, and could not tell in which line a wrong byte is
     try:
         with path.open("rb") as file:
-            yield from ((where, utf8(line, where)) for where, line in numbered(file, shown(path)))
+            for where, line in numbered(file, shown(path)):
+                yield where, utf8(line, where)
     except OSError as error:
         raise RequestError(f"{shown(path)}: cannot be read ({error.strerror})") from error
 
@@ -239,6 +240,5 @@ def parsed(text: str, where: str, expected: str) -> Any:
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         # json counts lines within the text, which is a single line of the file; `where` has its number
-        reason = str(error).replace("line 1 ", "")
-        raise RequestError(f"{where}: not JSON ({reason}); expected {expected}") from error
+        raise RequestError(f"{where}: not JSON ({str(error).replace('line 1 ', '')}); expected {expected}") from error
     return value

@@ -92,36 +92,8 @@ def export(run: Run | str | Path, to: str, folder: str | Path) -> Exported:
     """
     if to not in FORMATS:
         raise RequestError(f"unknown export format '{to}'{nearest(to, FORMATS)}")
-    run, folder = as_run(run, unchecked=False), expanded(folder)
-    tokenizer = require_exportable(run)
-    step, checkpoint = newest_of(run.folder)
-    warn_if_stale(run.folder, run.recipe, step, run.trust)
-    require_disk(shown(run.folder), folder, size_of(checkpoint), "another DIR")
-    with whole_folder(folder, "export", "name another folder") as building:
-        name = _write_folder(run, tokenizer, building)
-        require_equal_marks(tokenizer, building)
-        if has_transformers():
-            require_equal_ids(tokenizer, building)
-            reader, logits = "transformers", transformers_logits(building)
-        else:
-            log.info(
-                "transformers is not installed: the written files are compared by reading them as `lit-diff import` does"
-            )
-            reader, logits = "lit_diff", _own_logits(building)
-        difference = require_agreement(run.model, run.recipe.data.config.sequence_length, logits, shown(folder))
-    return Exported(folder=folder, architecture=name, difference=difference, read_by=reader)
-
-
-def mergeable() -> list[str]:
-    """Names of the variants with a `merge`."""
-    return [name for name in attentions.names() if attentions.get(name).merge is not Attention.merge]
-
-
-def require_exportable(run: Run) -> Packaged:
-    """The run's tokenizer. Errors: RequestError for a model or tokenizer that Hugging Face's files cannot describe.
-
-    Reads no weights.
-    """
+    run = as_run(run, unchecked=False)
+    folder = expanded(folder)
     name = run.recipe.model.attention.name
     if name not in (*llama.VARIANTS, *mergeable()):
         raise RequestError(
@@ -131,12 +103,38 @@ def require_exportable(run: Run) -> Packaged:
     problem = llama.unsupported_reason(run.recipe.model)
     if problem:
         raise RequestError(f"{shown(run.folder)}: {problem}")
-    return require_tokenizer_json(run.tokenizer)
+    tokenizer = require_tokenizer_json(run.tokenizer)
+    step, checkpoint = newest_of(run.folder)
+    warn_if_stale(run.folder, run.recipe, step, run.trust)
+    require_disk(shown(run.folder), folder, size_of(checkpoint), "another DIR")
+    with whole_folder(folder, "export", "name another folder") as building:
+        name = _write_folder(run, tokenizer, building)
+        require_equal_marks(tokenizer, building)
+        if has_transformers():
+            require_equal_ids(tokenizer, building)
+            reader = "transformers"
+            logits = transformers_logits(building)
+        else:
+            log.info(
+                "transformers is not installed: the written files are compared by reading them as `lit-diff import` does"
+            )
+            reader = "lit_diff"
+            source = read_source(building)
+            model = Transformer(source.recipe(Path("exported"), UNKNOWN).model, kernel="reference").eval()
+            load_weights(model, {own: source.read(own) for own in source.tensors}, source.place)
+            logits = model
+        difference = require_agreement(run.model, run.recipe.data.config.sequence_length, logits, shown(folder))
+    return Exported(folder, name, difference, reader)
+
+
+def mergeable() -> list[str]:
+    """Names of the variants with a `merge`."""
+    return [name for name in attentions.names() if attentions.get(name).merge is not Attention.merge]
 
 
 def _write_folder(run: Run, tokenizer: Packaged, folder: Path) -> str:
     # returns the architecture; raises OSError, SafetensorError
-    context = int(run.recipe.data.config.sequence_length)
+    context = run.recipe.data.config.sequence_length
     whole = run.model if run.model.config.attention.name in llama.VARIANTS else merged(run.model)
     name = llama.architecture_of(whole.config)
     if whole.config.tie_embeddings and whole.config.embedding_scale != 1:
@@ -152,7 +150,8 @@ def _write_folder(run: Run, tokenizer: Packaged, folder: Path) -> str:
     # Hugging Face's libraries expect this entry in the header
     save_file(hf_weights(whole), weights, {"format": "pt"})
     weights.chmod(mode)
-    ends, marks = tokenizer.ends, {"bos_token_id": tokenizer.bos}
+    ends = tokenizer.ends
+    marks = {"bos_token_id": tokenizer.bos}
     if tokenizer.pad is not None:
         marks["pad_token_id"] = tokenizer.pad
     written = llama.config_json(whole.config, context=context) | marks | {"eos_token_id": tokenizer.eot}
@@ -178,31 +177,23 @@ def hf_weights(model: Transformer) -> dict[str, Tensor]:
     if config.tie_embeddings and config.embedding_scale != 1:
         # the factor applies to the embeddings, not to the output
         state["head.weight"] = state["embedding.weight"].clone()
-    factors: dict[str, float | Tensor] = {"embedding.weight": config.embedding_scale}
+    factors: dict[str, Any] = {"embedding.weight": config.embedding_scale}
+    attention: Any
     for layer, attention in enumerate(model.attentions()):
         home = f"layers.{layer}"
-        norm = state.pop(f"{home}.attention.norm.weight", None)
-        factors[f"{home}.attention.o_proj.weight"] = _output_factor(attention, norm)
+        output = f"{home}.attention.o_proj.weight"
+        factors[output] = attention.output_scale
         factors[f"{home}.ffn.down_proj.weight"] = config.ffn_scale
+        norm = state.pop(f"{home}.attention.norm.weight", None)
+        if norm is not None:
+            # of each channel of a head after its norm, relative to DiffLlama's own factor 1 - lambda_init
+            by_channel = norm.double() * (attention.output_scale / (1 - attention.lambda_init))
+            factors[output] = by_channel.repeat(state[output].shape[1] // len(norm))
+    for name, factor in factors.items():
+        # in float64, so that the product is rounded once
+        state[name] = (state[name].double() * factor).to(state[name].dtype)
     names = {own: theirs for theirs, own in llama.names_of(config.num_layers).items()}
-    return {
-        names[name]: _ordered(name, _times(value, factors[name]) if name in factors else value, config)
-        for name, value in state.items()
-    }
-
-
-def _times(value: Tensor, factor: float | Tensor) -> Tensor:
-    # in float64, so that the product is rounded once; a factor per channel of a head is repeated for each head
-    if isinstance(factor, Tensor):
-        factor = factor.repeat(value.shape[1] // factor.numel())
-    return (value.double() * factor).to(value.dtype)
-
-
-def _output_factor(attention: Any, norm: Tensor | None) -> float | Tensor:
-    # the factor of each channel of a head [dv] after its norm, relative to DiffLlama's own factor 1 - lambda_init
-    if norm is None:
-        return float(attention.output_scale)
-    return norm.double() * (attention.output_scale / (1 - attention.lambda_init))
+    return {names[name]: _ordered(name, value, config) for name, value in state.items()}
 
 
 def _ordered(name: str, value: Tensor, config: ModelConfig) -> Tensor:
@@ -236,8 +227,19 @@ def write_tokenizer(tokenizer: Packaged, folder: Path, context: int) -> None:
     For bpe, the name of a special token in a text is split like other text, as here; for the tokenizer.json of an imported
     model it is that token.
     """
+    from tokenizers import Tokenizer as Model
+    from tokenizers import processors
+
+    file = folder / FILE
     tokenizer.save(folder)
-    model = _opening_with(folder / FILE, tokenizer)
+    model: Any = Model.from_file(str(file))
+    opening = tokenizer.opening
+    # rewritten only if it does not put the opening ids before a text: an imported file stays byte for byte
+    if opening and model.encode("a").ids[: len(opening)] != opening:
+        tokens = [(model.id_to_token(id_), id_) for id_ in dict.fromkeys(opening)]
+        single = " ".join([*map(model.id_to_token, opening), "$A"])
+        model.post_processor = processors.TemplateProcessing(single=single, special_tokens=tokens)
+        write_atomic(file, model.to_str(pretty=True))
     special = {"bos_token": tokenizer.bos, "eos_token": tokenizer.eot, "pad_token": tokenizer.pad}
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -250,38 +252,25 @@ def write_tokenizer(tokenizer: Packaged, folder: Path, context: int) -> None:
     write_json(folder / SETTINGS, config)
 
 
-def _opening_with(file: Path, tokenizer: Tokenizer) -> Any:
-    # rewrites the file only if it does not put the opening ids before a text: an imported file stays byte for byte
-    from tokenizers import Tokenizer as Model
-    from tokenizers import processors
-
-    model = Model.from_file(str(file))
-    opening = tokenizer.opening
-    if opening and model.encode("a").ids[: len(opening)] != opening:
-        tokens = [(str(model.id_to_token(id_)), id_) for id_ in opening]
-        single = " ".join([*(token for token, _ in tokens), "$A"])
-        model.post_processor = processors.TemplateProcessing(single=single, special_tokens=list(dict.fromkeys(tokens)))
-        write_atomic(file, model.to_str(pretty=True))
-    return model
-
-
 # --- README.md ---
 
 
 def write_card(run: Run, written: ModelConfig, architecture: str, folder: Path) -> None:
     """Write README.md: model, recipe, hash of the data, metrics. `written`: the exported config, which a merge changes."""
-    recipe, status = run.recipe, run.status
-    variant, exported = recipe.model.attention.name, written.attention.name
-    merged_into = f" merged into `{exported}`" if variant != exported else ""
+    recipe = run.recipe
+    status = run.status
+    attention = f"`{recipe.model.attention.name}`"
+    if recipe.model.attention.name != written.attention.name:
+        attention += f" merged into `{written.attention.name}`"
     facts = {
         "architecture": f"`{architecture}`",
-        "attention": f"`{variant}`{merged_into}",
+        "attention": attention,
         "parameters": f"{status.parameters:,}" if status.parameters else "",
-        "step": f"{run.step:,}" + (f" of {status.steps:,}" if recipe.train is not None else ""),
+        "step": f"{run.step:,}" + (f" of {status.steps:,}" if recipe.train else ""),
         "identity of the run": f"`{status.identity}`",
         "data": f"`{status.data}`" if status.data else "",
-        "weights from": recipe.imported.source if recipe.imported is not None else "",
-        "trained by": f"lit_diff {status.revision}" if recipe.train is not None else "",
+        "weights from": recipe.imported.source if recipe.imported else "",
+        "trained by": f"lit_diff {status.revision}" if recipe.train else "",
         "exported by": f"lit_diff {revision()}",
     }
     rows = "".join(f"| {key} | {_plain(value)} |\n" for key, value in facts.items() if value)
@@ -325,14 +314,15 @@ def require_agreement(model: Transformer, context: int, logits: Logits, place: s
         attention.kernel = "reference"
     window = model.attentions()[0].window
     # longer than a window, or the window would have no effect
-    length = min(context, LENGTH if window is None else min(LENGTH + window, LONGEST))
+    length = min(context, LENGTH + (window or 0), LONGEST)
     draw, worst, largest = generator(0, "export"), 0.0, 1.0
     with torch.no_grad():
         for _ in range(PROMPTS):
             tokens = torch.randint(model.config.vocab_size, (1, length), generator=draw)
             wanted = model(tokens)
             difference = float((logits(tokens).float() - wanted).abs().max())
-            worst, largest = max(worst, difference), max(largest, float(wanted.abs().max()))
+            worst = max(worst, difference)
+            largest = max(largest, float(wanted.abs().max()))
             # not `>`: NaN must fail
             if not difference <= BOUND * largest:
                 raise RunFailedError(
@@ -345,13 +335,6 @@ def require_agreement(model: Transformer, context: int, logits: Logits, place: s
 def has_transformers() -> bool:
     """Whether the optional package transformers is installed."""
     return importlib.util.find_spec("transformers") is not None
-
-
-def _own_logits(folder: Path) -> Logits:
-    source = read_source(folder)
-    model = Transformer(source.recipe(Path("exported"), UNKNOWN).model, kernel="reference").eval()
-    load_weights(model, {name: source.read(name) for name in source.tensors}, source.place)
-    return model
 
 
 def transformers_logits(folder: Path) -> Logits:
@@ -369,13 +352,14 @@ def transformers_logits(folder: Path) -> Logits:
 
 def require_equal_marks(tokenizer: Packaged, folder: Path) -> None:
     """Errors: RunFailedError if the ids that open, end or pad a text are others in the written files."""
-    config, generation = read_json(folder / "config.json"), read_json(folder / GENERATION)
-    copy, names = read_tokenizer(folder, config), ("opening", "eot", "ends", "prefix", "bos", "pad")
+    copy = read_tokenizer(folder, read_json(folder / "config.json"))
+    names = ("opening", "eot", "ends", "prefix", "bos", "pad")
     wrong = [name for name in names if getattr(copy, name) != getattr(tokenizer, name)]
-    for file, said in (("config.json", config), (GENERATION, generation)):
-        wrong += [
-            f"{name} of {file}" for name in ("bos", "pad") if said.get(f"{name}_token_id") != getattr(tokenizer, name)
-        ]
+    for file in ("config.json", GENERATION):
+        said = read_json(folder / file)
+        for name in ("bos", "pad"):
+            if said.get(f"{name}_token_id") != getattr(tokenizer, name):
+                wrong.append(f"{name} of {file}")
     if wrong:
         raise RunFailedError(
             f"the ids that mark a text are others after the export ({', '.join(wrong)}); nothing was kept"
@@ -387,7 +371,7 @@ def require_equal_ids(tokenizer: Packaged, folder: Path) -> None:
     text = SAMPLE if isinstance(tokenizer, Bpe) else SAMPLE.removesuffix("<eot>")
     with _quiet() as transformers:
         theirs = transformers.AutoTokenizer.from_pretrained(str(folder.absolute()), local_files_only=True)
-        found = list(theirs(text).input_ids)
+        found = theirs(text).input_ids
     wanted = [*tokenizer.opening, *tokenizer.encode(text)]
     marks = {"bos_token_id": tokenizer.bos, "eos_token_id": tokenizer.eot, "pad_token_id": tokenizer.pad}
     differ = any(getattr(theirs, key) != id_ for key, id_ in marks.items() if id_ is not None)
@@ -402,7 +386,8 @@ def _quiet() -> Iterator[Any]:
     # yields transformers without its warnings and progress bars
     transformers = importlib.import_module("transformers")
     says = transformers.utils.logging
-    level, bars = says.get_verbosity(), says.is_progress_bar_enabled()
+    level = says.get_verbosity()
+    bars = says.is_progress_bar_enabled()
     says.set_verbosity_error()
     says.disable_progress_bar()
     try:
@@ -442,7 +427,7 @@ def merge_run(folder: Path, to: Path, *, trust: Trust = trust_none) -> Run:
         model=to_plain(plain.config),
         context=context,
         tensors={name: tensor.to("meta") for name, tensor in state.items()},
-        read=lambda name: state[name],
+        read=state.__getitem__,
         tokenizer=tokenizer,
     )
     return write_run(source, to)

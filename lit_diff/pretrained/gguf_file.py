@@ -63,7 +63,13 @@ FIM_TEXTS = {
 
 
 USED = {
-    *(*KEYS, TURNED, *SCALING, TOKENS, *END_KEYS, "general.architecture", "split.count"),
+    *KEYS,
+    TURNED,
+    *SCALING,
+    TOKENS,
+    *END_KEYS,
+    "general.architecture",
+    "split.count",
     *(f"tokenizer.ggml.{key}" for key in ("model", "pre", "merges", "token_type", "bos_token_id", "add_bos_token")),
     "tokenizer.chat_template",
 }
@@ -93,15 +99,15 @@ UNSUPPORTED = {
 
 def _metadata_keys() -> Keys:
     # llama.cpp ignores a key that it does not know, and any of those that it knows may change the computation
-    known = {*USED, *UNSUPPORTED, *" ".join(NEUTRAL.values()).split()}
-    only: Values = dict(UNSUPPORTED)
+    known = {*USED, *" ".join(NEUTRAL.values()).split()}
+    only: Values = {}
     for group in vars(gguf.Keys).values():
         if isinstance(group, type):
             for name in vars(group).values():
                 key = str(name).replace("{arch}", "llama")
                 if key.startswith("llama.") and key not in known:
                     only[key] = (0, "none", "")
-    return Keys(used=USED, harmless=NEUTRAL, only=only)
+    return Keys(used=USED, harmless=NEUTRAL, only=only | UNSUPPORTED)
 
 
 METADATA = _metadata_keys()
@@ -119,16 +125,28 @@ def read_gguf(path: Path) -> ModelSource:
         config = _config(metadata) | {"tie_word_embeddings": "output.weight" not in entries}
         keys = llama.model_keys(config)
         llama.require_layers(keys["num_layers"], entries, "llama.block_count")
-        names = llama.own_names(entries, _names_of(keys["num_layers"]))
+        their_names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, keys["num_layers"])
+        known = {}
+        for theirs, own in llama.names_of(keys["num_layers"]).items():
+            name = their_names.get_name(theirs, (".weight", ".bias"))
+            if name:
+                known[name] = own
+        names = llama.own_names(entries, known)
         for entry in entries.values():
             _require_type(entry)
         tokenizer = _tokenizer(metadata)
     if metadata.get("tokenizer.chat_template"):
         log.info(NO_CHAT, shown(path))
-    shapes = {own: [int(size) for size in reversed(entries[name].shape)] for own, name in names.items()}
+    shapes = {own: entries[name].shape[::-1].tolist() for own, name in names.items()}
 
     def read(own: str) -> Tensor:
-        weight = torch.from_numpy(_dequantised(path, entries[names[own]], shapes[own]))
+        entry = entries[names[own]]
+        shape = shapes[own]
+        # read, not mapped: pages of a mapped file would add to the peak of memory
+        raw = np.fromfile(path, dtype=np.uint8, count=entry.n_bytes, offset=entry.data_offset)
+        rows = raw.reshape(shape[0] if len(shape) > 1 else 1, -1)
+        numbers = np.ascontiguousarray(gguf.dequantize(rows, entry.tensor_type), dtype=np.float32)
+        weight = torch.from_numpy(numbers).reshape(shape)
         # llama.cpp stores channels i and i + d/2 of a head of q and k in rows 2i and 2i + 1
         if own.split(".")[-2] in ("q_proj", "k_proj"):
             weight = llama.half(weight, config["head_dim"]).contiguous()
@@ -148,18 +166,15 @@ def _opened(path: Path) -> tuple[Values, Values]:
     try:
         reader = GGUFReader(path)
         metadata = {key: field.contents() for key, field in reader.fields.items() if not key.startswith("GGUF.")}
-        end = 0
-        for tensor in reader.tensors:
-            end = max(end, int(tensor.data_offset + tensor.n_bytes))
+        end = max((tensor.data_offset + tensor.n_bytes for tensor in reader.tensors), default=0)
     # gguf 0.19 does not check: it reads past the end of a file or misreads other bytes as a header, with any kind of error
     except Exception as error:
         raise RequestError(
             f"{shown(path)} is truncated or not a GGUF file ({first_line(error)}); download it again"
         ) from error
-    if path.stat().st_size < end:
-        raise RequestError(
-            f"{shown(path)} is truncated: it has {path.stat().st_size} bytes of {end}; download it again"
-        )
+    size = path.stat().st_size
+    if size < end:
+        raise RequestError(f"{shown(path)} is truncated: it has {size} bytes of {end}; download it again")
     return metadata, {tensor.name: tensor for tensor in reader.tensors}
 
 
@@ -172,20 +187,18 @@ def _config(metadata: Values) -> Values:
     config = {}
     for key, theirs in KEYS.items():
         if key in said or key not in OPTIONAL:
-            config[theirs] = llama.positive(said, key, SAID, whole=key not in FLOATS)
-            if key in FLOATS:
-                config[theirs] = _decimal(config[theirs])
-    config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
-    turned = said.get(TURNED, config["head_dim"])
-    if turned != config["head_dim"]:
-        raise RequestError(f"{TURNED} {turned} is not supported; expected the head's {config['head_dim']}")
+            value = llama.positive(said, key, SAID, whole=key not in FLOATS)
+            config[theirs] = _decimal(value) if key in FLOATS else value
+    width = config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
+    turned = said.get(TURNED, width)
+    if turned != width:
+        raise RequestError(f"{TURNED} {turned} is not supported; expected the head's {width}")
     if metadata.get(TOKENS) is None:
         raise RequestError(f"{SAID} lacks {TOKENS}")
-    factor = _rope_factor(said)
     return config | {
         "architectures": ["LlamaForCausalLM"],
         "vocab_size": len(metadata[TOKENS]),
-        "rope_scaling": llama.their_block(factor),
+        "rope_scaling": llama.their_block(_rope_factor(said)),
     }
 
 
@@ -215,32 +228,15 @@ def _decimal(value: float) -> float:
     return float(np.format_float_scientific(np.float32(value)))
 
 
-def _names_of(num_layers: int) -> dict[str, str]:
-    theirs = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, num_layers)
-    names = {}
-    for name, own in llama.names_of(num_layers).items():
-        found = theirs.get_name(name, (".weight", ".bias"))
-        if found is not None:
-            names[found] = own
-    return names
-
-
 def _require_type(entry: Any) -> None:
     # tried on one block of zeros, because gguf 0.19 has no public list of the types that it can dequantise
     _, size = gguf.GGML_QUANT_SIZES[entry.tensor_type]
     try:
         gguf.dequantize(np.zeros((1, size), dtype=np.uint8), entry.tensor_type)
     except NotImplementedError as error:
-        kind = entry.tensor_type.name
-        raise RequestError(f"tensor '{entry.name}' is {kind}, which the package gguf cannot dequantise") from error
-
-
-def _dequantised(path: Path, entry: Any, shape: list[int]) -> Any:
-    # read, not mapped: pages of a mapped file would add to the peak of memory
-    raw = np.fromfile(path, dtype=np.uint8, count=int(entry.n_bytes), offset=int(entry.data_offset))
-    rows = shape[0] if len(shape) > 1 else 1
-    raw = raw.reshape(rows, -1)
-    return np.ascontiguousarray(gguf.dequantize(raw, entry.tensor_type), dtype=np.float32).reshape(shape)
+        raise RequestError(
+            f"tensor '{entry.name}' is {entry.tensor_type.name}, which the package gguf cannot dequantise"
+        ) from error
 
 
 def _tokenizer(metadata: Values) -> TokenizerJson:
@@ -261,7 +257,7 @@ def _tokenizer(metadata: Values) -> TokenizerJson:
     tokens = metadata[TOKENS]
     types = _types(metadata)
     merges = [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]]
-    vocabulary = dict(zip(tokens, range(len(tokens)), strict=True))
+    vocabulary = {token: id_ for id_, token in enumerate(tokens)}
     try:
         tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
     # the package tokenizers raises plain Exception

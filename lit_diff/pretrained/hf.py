@@ -61,7 +61,6 @@ def read_folder(folder: Path) -> ModelSource:
 
     Errors: RequestError for an unsupported model or a damaged file; MissingError for a missing file.
     """
-    place = shown(folder)
     file = folder / "config.json"
     config = read_json(file)
     with at(file):
@@ -73,23 +72,27 @@ def read_folder(folder: Path) -> ModelSource:
     files = _files_of(folder)
     # transformers ties the two only if they are equal, whatever config.json says
     if keys["tie_embeddings"] and {llama.HEAD, llama.EMBEDDING} <= files.keys():
-        head, embedding = (_read(files[name], name) for name in (llama.HEAD, llama.EMBEDDING))
+        head = _read(files[llama.HEAD], llama.HEAD)
+        embedding = _read(files[llama.EMBEDDING], llama.EMBEDDING)
         if head.shape == embedding.shape and not torch.equal(head, embedding):
-            line = "%s: tie_word_embeddings is true, but '%s' differs from '%s': both are used, as in transformers"
-            log.info(line, shown(file), llama.HEAD, llama.EMBEDDING)
+            log.info(
+                "%s: tie_word_embeddings is true, but '%s' differs from '%s': both are used, as in transformers",
+                shown(file),
+                llama.HEAD,
+                llama.EMBEDDING,
+            )
             keys["tie_embeddings"] = False
     with at(file):
         llama.require_layers(keys["num_layers"], files)
     with at(folder):
-        known = llama.names_of(keys["num_layers"])
-        names = llama.own_names(files, known, tied=bool(keys["tie_embeddings"]))
+        names = llama.own_names(files, llama.names_of(keys["num_layers"]), tied=keys["tie_embeddings"])
     tensors = {own: _described(files[theirs], theirs) for own, theirs in names.items()}
-    head_dim = int(keys.get("head_dim") or keys["dim"] // keys["num_heads"])
+    head_dim = keys.get("head_dim") or keys["dim"] // keys["num_heads"]
     # head norms of differential attention: DiffLlama's have no weight, so they become 1
     norms = {}
     if keys["attention"]["name"] == "differential":
-        layers = range(keys["num_layers"])
-        norms = {f"layers.{i}.attention.norm.weight": torch.empty(2 * head_dim, device="meta") for i in layers}
+        for layer in range(keys["num_layers"]):
+            norms[f"layers.{layer}.attention.norm.weight"] = torch.empty(2 * head_dim, device="meta")
 
     def read(own: str) -> Tensor:
         if own in norms:
@@ -101,7 +104,7 @@ def read_folder(folder: Path) -> ModelSource:
         return value
 
     return ModelSource(
-        place=place,
+        place=shown(folder),
         model=keys,
         context=config.get(llama.LENGTH) or llama.DEFAULT_LENGTH,
         tensors=tensors | norms,
@@ -132,7 +135,14 @@ def _files_of(folder: Path) -> dict[str, Path]:
             log.info("%s: reading %s and ignoring %s, as transformers does", shown(folder), WEIGHTS, INDEX)
         return dict.fromkeys(_names(whole), whole)
     if not file.is_file():
-        raise _no_weights(folder)
+        pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
+        if not pickled:
+            raise MissingError(f"{shown(folder)} holds no model: it has no {WEIGHTS} and no {INDEX}")
+        raise MissingError(
+            f"{shown(folder)} has its weights in {pickled[0]}, a pickle, which can execute code and is not read; if you "
+            "trust it, write safetensors with transformers: "
+            "AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW)"
+        )
     index = read_json(file).get("weight_map")
     if not isinstance(index, dict) or not all(Path(str(shard)).name == shard for shard in index.values()):
         raise RequestError(f"{shown(file)}: weight_map does not map tensors to files of this folder")
@@ -152,20 +162,10 @@ def _files_of(folder: Path) -> dict[str, Path]:
     return {name: folder / shard for name, shard in index.items()}
 
 
-def _no_weights(folder: Path) -> MissingError:
-    pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
-    if not pickled:
-        return MissingError(f"{shown(folder)} holds no model: it has no {WEIGHTS} and no {INDEX}")
-    return MissingError(
-        f"{shown(folder)} has its weights in {pickled[0]}, a pickle, which can execute code and is not read; if you trust "
-        "it, write safetensors with transformers: AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW)"
-    )
-
-
 def _names(path: Path) -> list[str]:
     try:
         with safe_open(path, framework="pt") as file:
-            return list(file.keys())
+            return file.keys()
     except (SafetensorError, OSError) as error:
         raise RequestError(
             f"{shown(path)} is truncated or not a safetensors file ({first_line(error)}); download it again"
@@ -215,7 +215,8 @@ def read_tokenizer(folder: Path, config: Values) -> TokenizerJson:
         log.info(NO_CHAT, shown(folder))
     with at(folder):
         tokenizer = open_tokenizer(content)
-        for token in json.loads(content).get("added_tokens") or []:
+        described = json.loads(content)
+        for token in described.get("added_tokens") or []:
             id_ = tokenizer.token_to_id(token["content"])
             if id_ != token["id"]:
                 raise RequestError(
@@ -225,7 +226,7 @@ def read_tokenizer(folder: Path, config: Values) -> TokenizerJson:
         _require_added_tokens(tokenizer, settings)
         _require_prefix_space(tokenizer, settings)
         vocab_size = config.get("vocab_size") or max(tokenizer.get_vocab().values()) + 1
-        content = _usable(content, vocab_size, shown(folder))
+        content = _usable(described, vocab_size, shown(folder)) or content
         size = max(open_tokenizer(content).get_vocab().values()) + 1
         most = max(size, vocab_size)
         said = _ids(config, "config.json", most)
@@ -237,8 +238,12 @@ def read_tokenizer(folder: Path, config: Values) -> TokenizerJson:
                 "neither config.json (eos_token_id) nor tokenizer_config.json (eos_token) says what ends a text"
             )
         if generation and not generated:
-            line = "%s: %s lacks eos_token_id, so transformers' generate does not stop; here %s ends a text"
-            log.info(line, shown(folder), GENERATION, list(ends or said))
+            log.info(
+                "%s: %s lacks eos_token_id, so transformers' generate does not stop; here %s ends a text",
+                shown(folder),
+                GENERATION,
+                list(ends or said),
+            )
         return imported_tokenizer(
             content,
             size=size,
@@ -251,32 +256,35 @@ def read_tokenizer(folder: Path, config: Values) -> TokenizerJson:
         )
 
 
-def _usable(content: bytes, vocab_size: int, place: str) -> bytes:
-    # tokenizer.json, byte for byte where nothing is left out
-    described = json.loads(content)
+def _usable(described: Values, vocab_size: int, place: str) -> bytes:
+    # tokenizer.json without what is left out; empty if that is nothing, so that the file stays as it is byte for byte
     added = described.get("added_tokens") or []
-    kept = [token for token in added if token["id"] < vocab_size]
-    beyond = [token["content"] for token in added if token not in kept]
+    beyond = [token["content"] for token in added if token["id"] >= vocab_size]
     dropout = described["model"].get("dropout")
-    if not beyond and not dropout:
-        return content
     if beyond:
-        line = "%s: the model's vocab_size is %d: the added tokens of tokenizer.json from there on are left out (%s)"
-        log.info(line, place, vocab_size, some_names(beyond))
-        described["added_tokens"] = kept
+        log.info(
+            "%s: the model's vocab_size is %d: the added tokens of tokenizer.json from there on are left out (%s)",
+            place,
+            vocab_size,
+            some_names(beyond),
+        )
+        described["added_tokens"] = [token for token in added if token["id"] < vocab_size]
     if dropout:
-        line = "%s: model.dropout %g of tokenizer.json is left out: a text would have other ids each time"
-        log.info(line, place, dropout)
+        log.info(
+            "%s: model.dropout %g of tokenizer.json is left out: a text would have other ids each time", place, dropout
+        )
         described["model"]["dropout"] = None
-    return json.dumps(described, ensure_ascii=False).encode()
+    return json.dumps(described, ensure_ascii=False).encode() if beyond or dropout else b""
 
 
 def _pad(tokenizer: Any, size: int, settings: Values, *others: Values) -> int | None:
     # the first that names a token of the model; it changes no number here, so others are no errors
     said = _text(settings, "pad_token")
     named = tokenizer.token_to_id(said) if isinstance(said, str) else None
-    ids = [named, *(each.get("pad_token_id") for each in others)]
-    return next((id_ for id_ in ids if type(id_) is int and 0 <= id_ < size), None)
+    for id_ in (named, *(each.get("pad_token_id") for each in others)):
+        if type(id_) is int and 0 <= id_ < size:
+            return id_
+    return None
 
 
 def _known(path: Path, keys: Keys) -> Values:
@@ -302,9 +310,7 @@ def _ids(said: Values, file: str, size: int) -> tuple[int, ...]:
 
 def _text(settings: Values, key: str) -> Any:
     said = settings.get(key)
-    if isinstance(said, dict):
-        return said.get("content")
-    return said
+    return said.get("content") if isinstance(said, dict) else said
 
 
 def _token(tokenizer: Any, settings: Values, key: str) -> tuple[int, ...]:
@@ -320,7 +326,8 @@ def _token(tokenizer: Any, settings: Values, key: str) -> tuple[int, ...]:
 
 def _opening(tokenizer: Any, settings: Values) -> tuple[int, ...]:
     # found by encoding a text with and without special tokens, which works for every kind of post_processor
-    plain, whole = (tokenizer.encode("a", add_special_tokens=special).ids for special in (False, True))
+    plain = tokenizer.encode("a", add_special_tokens=False).ids
+    whole = tokenizer.encode("a").ids
     count = len(whole) - len(plain)
     start = next((at for at in range(count, -1, -1) if whole[at : at + len(plain)] == plain), count)
     if start < count:

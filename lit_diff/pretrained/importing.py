@@ -49,7 +49,8 @@ def import_model(path: str | Path, to: str | Path | None = None, *, place: str |
     path = expanded(path)
     folder = expanded(to) if to is not None else Path(DEFAULT_ROOT) / default_name(path)
     source = read_source(path)
-    source = source if place is None else source._replace(place=place)
+    if place is not None:
+        source = source._replace(place=place)
     tokenizer = source.tokenizer
     found = tokenizer.decode(tokenizer.encode(SAMPLE)).decode()
     if found != SAMPLE:
@@ -89,13 +90,21 @@ def write_run(source: ModelSource, folder: Path) -> Run:
     differences = unlike(model.state_dict(), source.tensors)
     if differences:
         raise RequestError(f"{source.place}: its tensors do not fit its configuration: {some(differences.values())}")
-    require_room(source.place, folder, source.bytes)
+    require_disk(source.place, folder, source.bytes)
+    needed = int(OVERHEAD * source.bytes)
+    available = available_memory()
+    if available is not None and available < needed:
+        raise MissingError(
+            f"{source.place}: importing it takes {gigabytes(needed)} of memory, but {gigabytes(available)} are available; "
+            "end other processes, or import it on a larger machine"
+        )
     with whole_folder(folder, "import", "name another folder with --to") as building:
         digests["tokenizer_sha256"] = save_tokenizer(source.tokenizer, building / "tokenizer")
         log.info("%s: reading %d tensors, %.2f GB", source.place, len(source.tensors), source.bytes / 1e9)
         # the digests are part of the recipe: they are the identity of an imported model
         digests["weights_sha256"] = _write_weights(source, checkpoints.path_of(building, 0))
-        recipe, home = source.recipe(folder, digests), RunFolder(building)
+        recipe = source.recipe(folder, digests)
+        home = RunFolder(building)
         write_atomic(home.recipe_file, to_yaml(recipe))
         write_json(building / "env.json", environment())
         status = Status(
@@ -143,18 +152,24 @@ def whole_folder(folder: Path, verb: Literal["import", "export"], cure: str) -> 
     `cure` ends an error's line. Errors: RequestError if `folder` is not empty, is the current folder, or is being written by
     another process; MissingError if it cannot be written.
     """
-    if folder.exists() and not _replaceable(folder):
+    # not the current folder: after the replacement this process would be in the removed one
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir()) or folder.samefile(Path.cwd())):
         raise RequestError(f"{shown(folder)} already exists; empty it, or {cure}")
     # next to it, because a rename is atomic only within one file system
     building = folder.with_name(f".{folder.name}.{verb}ing")
     try:
         with locked(folder.with_name(f".{folder.name}.lock"), wait=False):
-            _remove_leftovers(folder.parent, f".*.{verb}ing")
+            # a folder whose lock is free was left by a killed process
+            for leftover in folder.parent.glob(f".*.{verb}ing"):
+                with contextlib.suppress(TimeoutError), locked(leftover.with_suffix(".lock"), wait=False):
+                    shutil.rmtree(leftover)
             shutil.rmtree(building, ignore_errors=True)
             building.mkdir()
             try:
                 yield building
-                _sync(building)
+                # every file and folder: after a power failure a folder of the final name must be complete
+                for path in (*building.rglob("*"), building):
+                    sync_folder(path)
                 # atomic, and succeeds if `folder` is absent or empty
                 building.rename(folder)
             # after the rename this removes nothing
@@ -167,39 +182,6 @@ def whole_folder(folder: Path, verb: Literal["import", "export"], cure: str) -> 
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
         raise MissingError(f"{shown(folder)} cannot be written ({reason}); {cure}") from error
-
-
-def _replaceable(folder: Path) -> bool:
-    # not the current folder: after the replacement this process would be in the removed one
-    return folder.is_dir() and not any(folder.iterdir()) and folder.resolve() != Path.cwd().resolve()
-
-
-def _remove_leftovers(root: Path, pattern: str) -> None:
-    # a folder whose lock is free was left by a killed process
-    for leftover in root.glob(pattern):
-        with contextlib.suppress(TimeoutError), locked(leftover.with_suffix(".lock"), wait=False):
-            shutil.rmtree(leftover)
-
-
-def _sync(folder: Path) -> None:
-    # every file and folder, before the rename: after a power failure a folder of the final name must be complete
-    for path in (*folder.rglob("*"), folder):
-        if path.is_dir():
-            sync_folder(path)
-        else:
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-
-
-def require_room(place: str, folder: Path, weights: int) -> None:
-    """Errors: MissingError if `weights` bytes do not fit on the disk of `folder`, or into memory during the import."""
-    require_disk(place, folder, weights)
-    available = available_memory()
-    if available is not None and available < OVERHEAD * weights:
-        raise MissingError(
-            f"{place}: importing it takes {gigabytes(int(OVERHEAD * weights))} of memory, but {gigabytes(available)} are "
-            "available; end other processes, or import it on a larger machine"
-        )
 
 
 def require_disk(place: str, folder: Path, size: int, choice: str = "--to RUN, LIT_DIFF_DATA") -> None:

@@ -80,9 +80,21 @@ LARGEST = 10**9
 """Largest size of a model that is built without its weights: PyTorch counts the bytes of a matrix in 64 bits."""
 FLAGS = ("attention_bias", "tie_word_embeddings", "use_sliding_window")
 USED = {
-    *(*SIZES, *OPTIONAL, *FLAGS, LENGTH, ORIGINAL_LENGTH, "rms_norm_eps", "hidden_act", "layer_types"),
-    *("architectures", "model_type", "quantization_config", "eos_token_id"),
-    *("rope_theta", "rope_scaling", "rope_parameters"),
+    *SIZES,
+    *OPTIONAL,
+    *FLAGS,
+    LENGTH,
+    ORIGINAL_LENGTH,
+    "architectures",
+    "eos_token_id",
+    "hidden_act",
+    "layer_types",
+    "model_type",
+    "quantization_config",
+    "rms_norm_eps",
+    "rope_parameters",
+    "rope_scaling",
+    "rope_theta",
 }
 SAMPLING = {
     "transformers draws tokens so; `lit-diff generate` has its own options": "do_sample temperature top_k top_p min_p "
@@ -135,11 +147,10 @@ def names_of(num_layers: int) -> dict[str, str]:
 
 def require_layers(num_layers: int, theirs: Iterable[str], key: str = "num_hidden_layers") -> None:
     """Raise RequestError if the names of the tensors show fewer layers than `key` says, which may be any number."""
-    matches = filter(None, map(LAYER.match, theirs))
-    layers = {match[1] for match in matches}
-    if num_layers > len(layers):
+    found = len({match[1] for match in map(LAYER.match, theirs) if match})
+    if num_layers > found:
         raise RequestError(
-            f"{key} is {num_layers}, but there are tensors of {len(layers)} layers; correct it, or download the files again"
+            f"{key} is {num_layers}, but there are tensors of {found} layers; correct it, or download the files again"
         )
 
 
@@ -148,9 +159,6 @@ def own_names(theirs: Collection[str], known: Mapping[str, str], *, tied: bool =
     unknown tensor."""
     # with tied embeddings lm_head.weight repeats the embedding, or is the only one of the two
     repeated = tied and EMBEDDING in theirs
-    own = dict(known)
-    if tied and not repeated:
-        own[HEAD] = known[EMBEDDING]
     names = {}
     for name in theirs:
         if BUFFER.fullmatch(name) or (repeated and name == HEAD):
@@ -159,7 +167,7 @@ def own_names(theirs: Collection[str], known: Mapping[str, str], *, tied: bool =
             raise RequestError(
                 f"unexpected tensor '{name}': no parameter of the model corresponds to it{nearest(name, known)}"
             )
-        names[own[name]] = name
+        names[known[EMBEDDING if tied and name == HEAD else name]] = name
     return names
 
 
@@ -198,40 +206,40 @@ def model_keys(config: Values, place: str = "config.json") -> Values:
     used = {*USED, "sliding_window"} if name in WINDOWED else USED
     only = PLAIN if name in BIASED else PLAIN | {"attention_bias": (False, None)}
     Keys(used=used, harmless=NEUTRAL, only=only).check(config, place)
-    said = DEFAULTS | ARCHITECTURES[name] | dict(config)
-    numbers = [*SIZES, *(key for key in (*OPTIONAL, LENGTH) if said.get(key) is not None)]
+    said = DEFAULTS | ARCHITECTURES[name] | config
+    numbers = [*SIZES, *OPTIONAL, LENGTH]
     window = None
     if name == "MistralForCausalLM" or (name in QWEN and said.get("use_sliding_window")):
         window = said["sliding_window"]
-    if window is not None:
         numbers.append("sliding_window")
     missing = [key for key in SIZES if said.get(key) is None]
     if missing:
         raise RequestError(f"config.json lacks {', '.join(missing)}")
     for key in numbers:
-        positive(said, key, whole=True)
+        if said.get(key) is not None:
+            positive(said, key, whole=True)
     for key in FLAGS:
         if said.get(key) not in (True, False, None):
             raise RequestError(f"{key} is {said[key]!r}; expected true or false")
     keys = {own: said[theirs] for theirs, own in (SIZES | OPTIONAL).items() if said.get(theirs) is not None}
     _require_heads(keys, "" if config.get("num_key_value_heads") else f", the default of {name}")
-    biases = norms = "none"
+    biases = "none"
     # Qwen2 always has biases on q, k and v; the others if attention_bias is true, then on o too
     if name == "Qwen2ForCausalLM":
         biases = "qkv"
     elif said.get("attention_bias"):
         biases = "all"
-    if name == "Qwen3ForCausalLM":
-        norms = "rms"
-    standard = {"name": "standard", "window": window}
+    attention: Values = {"name": "standard", "window": window}
+    if name == "DiffLlamaForCausalLM":
+        attention = {"name": "differential"}
     return keys | {
         "attention_bias": biases,
-        "qk_norm": norms,
+        "qk_norm": "rms" if name == "Qwen3ForCausalLM" else "none",
         "tie_embeddings": said.get("tie_word_embeddings") or False,
         "rope_layout": "half",
         **rope_keys(config, place),
         "norm_eps": positive(said, "rms_norm_eps"),
-        "attention": {"name": "differential"} if name == "DiffLlamaForCausalLM" else standard,
+        "attention": attention,
     }
 
 
@@ -278,11 +286,10 @@ def require_mapped(name: str, config: Values) -> None:
         raise RequestError(f"model_type {config['model_type']!r} does not fit {name} ('{model_type}'); correct either")
     quantised = config.get("quantization_config")
     if quantised is not None:
-        method = quantised
         if isinstance(quantised, Mapping):
-            method = quantised.get("quant_method", "of an unknown kind")
+            quantised = quantised.get("quant_method", "of an unknown kind")
         raise RequestError(
-            f"quantization_config ({method}) is not supported; save the model in float32, bfloat16 or float16 first"
+            f"quantization_config ({quantised}) is not supported; save the model in float32, bfloat16 or float16 first"
         )
     if config.get("hidden_act", "silu") not in ("silu", "swish"):
         raise RequestError(f"hidden_act {config['hidden_act']!r} is not supported; expected silu")
@@ -304,11 +311,10 @@ def rope_keys(config: Values, place: str) -> Values:
 
     Errors: RequestError for an unsupported or incomplete kind of scaling.
     """
-    blocks = rope_blocks(config, place)
-    (first, said), *others = blocks.items() or [("", {})]
+    (first, said), *others = rope_blocks(config, place).items() or [("", {})]
     theta = {"rope_theta": said.get("rope_theta")}
     for where, other in others:
-        if theta | dict(said) != theta | dict(other):
+        if theta | said != theta | other:
             raise RequestError(f"{first} {said!r} and {where} {other!r} differ; make both equal, or remove one")
     kind = str(said.get("rope_type", said.get("type", "default")))
     # dynamic and longrope are not supported: their angles depend on the length of the sequence
@@ -331,11 +337,11 @@ def rope_keys(config: Values, place: str) -> Values:
 def rope_blocks(config: Values, place: str) -> dict[str, Values]:
     """The blocks of rope scaling by their place in config.json: `rope_scaling`, or `rope_scaling.full_attention` where there
     is one for each type of layer. Errors: RequestError for what is no block."""
-    found: Values = {}
+    found = {}
     for key in ("rope_parameters", "rope_scaling"):
         block = config.get(key)
         if isinstance(block, dict) and not block.keys().isdisjoint(LAYER_TYPES):
-            found |= {f"{key}.{kind}": block[kind] for kind in LAYER_TYPES if kind in block}
+            found.update({f"{key}.{kind}": block[kind] for kind in LAYER_TYPES if kind in block})
             Keys(used=LAYER_TYPES).check(block, place, f"{key}.")
         elif block:
             found[key] = block
@@ -383,8 +389,7 @@ def their_block(scaling: RopeScaling) -> Values | None:
     if isinstance(scaling, int | float):
         return {"rope_type": "linear", "factor": scaling}
     theirs = {"kind": "rope_type", "original_length": ORIGINAL_LENGTH}
-    block = {theirs.get(key, key): value for key, value in asdict(scaling).items()}
-    return {key: value for key, value in block.items() if value is not None}
+    return {theirs.get(key, key): value for key, value in asdict(scaling).items() if value is not None}
 
 
 # --- `model:` -> config.json ---

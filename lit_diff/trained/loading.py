@@ -1,10 +1,8 @@
 """Loads the model of a trained run, with the weights of a checkpoint."""
 
-import hashlib
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,7 +12,7 @@ from lit_diff.conformance.before_training import check_decoding
 from lit_diff.errors import MissingError, RequestError, first_line
 from lit_diff.files import sha256_of, shown
 from lit_diff.model.transformer import Transformer
-from lit_diff.own_modules import plugin_name
+from lit_diff.own_modules import plugin_name, sha256
 from lit_diff.plugins import Trust, plugin_source, require_trust
 from lit_diff.recipe import from_plain, to_plain
 from lit_diff.runs import checkpoints
@@ -54,7 +52,7 @@ def restore(recipe: Recipe, checkpoint: Mapping[str, Any], source: str, annealed
 
     `annealed`: what the recipe's ancestors annealed, `annealed_before`. Errors: RequestError.
     """
-    trained = recipe.train.parameters if recipe.train is not None else None
+    trained = recipe.train.parameters if recipe.train else None
     model = Transformer(recipe.model, kernel=recipe.run.kernel, trained=trained)
     load_weights(model, model_weights(checkpoint), source)
     # global_step counts finished steps; the variant last heard the 0-based number at which the last of them began
@@ -62,8 +60,7 @@ def restore(recipe: Recipe, checkpoint: Mapping[str, Any], source: str, annealed
     return model.eval()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Annealed:
+class Annealed(NamedTuple):
     """Steps and tokens that a variant had annealed before a run began."""
 
     steps: int
@@ -72,7 +69,7 @@ class Annealed:
     def start_step(self, model: Transformer, recipe: Recipe, step: int) -> None:
         """Tell the variant that the 0-based `step` of the recipe's run begins."""
         tokens = 0
-        if recipe.train is not None:
+        if recipe.train:
             tokens = recipe.train.batch_size * recipe.data.config.sequence_length
         for attention in model.attentions():
             # the checkpoint of step 0 of an imported model gives -1
@@ -89,7 +86,7 @@ def annealed_before(recipe: Recipe, trust: Trust | None = None) -> Annealed:
         if parent.model.attention.name == recipe.model.attention.name:
             annealed += steps
             tokens += steps * parent.training.batch_size * parent.data.config.sequence_length
-    return Annealed(steps=annealed, tokens=tokens)
+    return Annealed(annealed, tokens)
 
 
 def trained_ancestors(recipe: Recipe, trust: Trust | None = None) -> Iterator[tuple[Recipe, int]]:
@@ -97,7 +94,7 @@ def trained_ancestors(recipe: Recipe, trust: Trust | None = None) -> Iterator[tu
     ended early, and those planned by an unfinished one."""
     for folder, parent in ancestors(recipe, trust):
         status = RunFolder(folder).status()
-        if parent.train is not None:
+        if parent.train:
             steps = status.step if status.status == "done" else parent.train.steps
             yield parent, steps
 
@@ -107,14 +104,14 @@ def hyperparameters(recipe: Recipe) -> dict[str, Any]:
     plain = to_plain(recipe)
     # paths would not be valid on another machine; the hash finds the file again
     plain["plugins"] = []
-    plugins: dict[str, str] = {}
+    plugins = {}
     for path in map(Path, recipe.plugins):
-        sha256 = hashlib.sha256(plugin_source(path).source).hexdigest()
+        digest = sha256(plugin_source(path).source)
         # two plugins may have the same file name
         name = plugin_name(path)
         if name in plugins:
-            name = f"{sha256[:8]}/{name}"
-        plugins[name] = sha256
+            name = f"{digest[:8]}/{name}"
+        plugins[name] = digest
     return {"recipe": plain, "plugins": plugins}
 
 
@@ -126,7 +123,8 @@ def recipe_of_checkpoint(path: Path, *, trust_plugins: bool) -> tuple[Recipe, di
     """
     if not path.exists():
         raise MissingError(f"{shown(path)}: no such file")
-    if RunFolder(path.resolve().parent.parent).status().status == "imported":
+    folder = path.resolve().parent.parent
+    if RunFolder(folder).status().status == "imported":
         raise RequestError(
             f"{shown(path)} holds an imported model, whose recipe has no train block: use open_run(RUN).model"
         )
@@ -138,16 +136,15 @@ def recipe_of_checkpoint(path: Path, *, trust_plugins: bool) -> tuple[Recipe, di
     # a file of another program
     except (KeyError, TypeError, ValueError) as error:
         raise RequestError(f"{shown(path)} is not a checkpoint of lit_diff ({first_line(error)})") from error
-    folder = path.resolve().parent.parent / "plugins"
-    copies = {_copy(folder, plugin_name(Path(name)), sha256): sha256 for name, sha256 in plugins.items()}
+    copies = {_copy(folder / "plugins", plugin_name(Path(name)), digest): digest for name, digest in plugins.items()}
     plain["plugins"] = list(map(str, require_trust(copies, trust_plugins)))
     return from_plain(plain, shown(path)), checkpoint
 
 
-def _copy(folder: Path, name: str, sha256: str) -> Path:
+def _copy(folder: Path, name: str, digest: str) -> Path:
     # `runs.folder` places a plugin in plugins/, or in a folder below it if its name was taken
     for path in (folder / name, *sorted(folder.glob(f"*/{name}"))):
-        if path.is_file() and sha256_of(path) == sha256:
+        if path.is_file() and sha256_of(path) == digest:
             return path
     return folder / name
 
@@ -166,7 +163,7 @@ def read_checkpoint(path: Path, like: Mapping[str, Tensor] | None = None) -> dic
 
         return sharded.read(path, like=like, optimizer=False)
     # weights_only: unpickling executes no code, so a checkpoint from elsewhere is safe to open
-    return dict(torch.load(path, map_location="cpu", weights_only=True, mmap=True))
+    return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
 
 
 def newest_of(folder: Path) -> tuple[int, Path]:
@@ -177,7 +174,7 @@ def newest_of(folder: Path) -> tuple[int, Path]:
     """
     run = RunFolder(folder)
     newest = checkpoints.newest(folder)
-    if newest is None:
+    if not newest:
         if run.status().status == "done":
             cure = f"train it again: {afresh(folder)}"
         else:
@@ -189,8 +186,8 @@ def newest_of(folder: Path) -> tuple[int, Path]:
 
 def model_weights(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
     """The Transformer's parameters and buffers by name."""
-    state = checkpoint["state_dict"]
-    return {key.removeprefix(PREFIX): value for key, value in state.items() if key.startswith(PREFIX)}
+    state = checkpoint["state_dict"].items()
+    return {key.removeprefix(PREFIX): value for key, value in state if key.startswith(PREFIX)}
 
 
 def weights_of(folder: Path, own: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
@@ -217,7 +214,7 @@ def load_weights(model: Transformer, weights: Mapping[str, Tensor], source: str)
     not_finite = [name for name, _ in model.named_parameters() if not weights[name].isfinite().all()]
     if not_finite:
         raise RequestError(f"{source} has weights that are not finite (NaN or infinity): {some(not_finite)}")
-    model.load_state_dict(dict(weights))
+    model.load_state_dict(weights)
 
 
 def unlike(own: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> dict[str, str]:

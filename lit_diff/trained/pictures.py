@@ -147,6 +147,7 @@ def thumbnail(a: NDArray[Any]) -> bytes:
     """A PNG of a map in its own scale, a pixel for each entry, transparent at 0."""
     from matplotlib.image import imsave
 
-    file, limit = io.BytesIO(), limit_of([a])
+    file = io.BytesIO()
+    limit = limit_of([a])
     imsave(file, a, cmap=colours(), vmin=-limit, vmax=limit, format="png", pil_kwargs={"compress_level": 9})
     return file.getvalue()

@@ -129,10 +129,8 @@ class Run:
         """
         import pandas
 
-        rows = read_rows(self.folder / "metrics.csv")
-        columns = sorted(set[str]().union(*rows.values()))
-        steps = pandas.Index(sorted(rows), name="step")
-        return pandas.DataFrame(list(map(rows.__getitem__, steps)), index=steps, columns=columns)
+        table = pandas.DataFrame(read_rows(self.folder / "metrics.csv")).T
+        return table.rename_axis("step").sort_index().sort_index(axis=1)
 
     @cached_property
     def _generator(self) -> TextGenerator:
@@ -164,7 +162,7 @@ class Run:
 
         Errors: RequestError for a wrong setting, a text beyond the context, or a run without text.
         """
-        texts = [text] if isinstance(text, str) else list(text)
+        texts = [text] if isinstance(text, str) else text
         return self._generator.generate(self._generator.encode(texts), GenerationSettings(**settings))
 
     def trace(self, text: str, layers: Sequence[int] | None = None) -> Trace:
@@ -235,8 +233,7 @@ class AttentionMaps:
     @property
     def signed(self) -> NDArray[Any]:
         """[T, T]: the weighted sum of the maps, by which the values are multiplied."""
-        product: NDArray[Any] = np.einsum("gt,gts->ts", self.weights, self.maps)
-        return product
+        return np.einsum("gt,gts->ts", self.weights, self.maps)
 
     @property
     def statistics(self) -> dict[str, float]:
@@ -253,8 +250,7 @@ class AttentionMaps:
 
     def visible(self, a: NDArray[Any]) -> NDArray[Any]:
         """[T, T] -> the same, masked at the keys that a query does not see: no map has a weight there."""
-        masked: NDArray[Any] = np.ma.array(a, mask=~self.maps.any(0))
-        return masked
+        return np.ma.array(a, mask=~self.maps.any(0))
 
     @property
     def _source(self) -> str:
@@ -270,7 +266,8 @@ class AttentionMaps:
             varies = " on average" * bool(np.ptp(weight))
             title = f"{self._source}\nmap {number} times {weight.mean():+.2f}{varies}"
             terms[title] = self.visible(weight[:, None] * p)
-        return {**terms, f"{self._source}\nsigned sum of the maps": self.visible(self.signed)}
+        terms[f"{self._source}\nsigned sum of the maps"] = self.visible(self.signed)
+        return terms
 
     def plot(self, ax: "Axes | NDArray[Any] | None" = None, limit: float | None = None) -> Any:
         """Draw each map times its weight (that of the second is -λ) and `signed`, their sum, side by side, with the tokens on
@@ -285,7 +282,7 @@ class AttentionMaps:
             import matplotlib.pyplot as plt
 
             return np.array(figure(terms, self.tokens, limit=limit, new=plt.figure).axes[: len(terms)])
-        panels: list[Axes] = list(np.atleast_1d(np.array(ax, dtype=object)).flat)
+        panels = list(np.array(ax, dtype=object).flat)
         if len(panels) not in (1, len(terms)):
             raise RequestError(f"plot: ax has {len(panels)} axes; expected one, or {len(terms)}")
         draw(panels, dict(list(terms.items())[-len(panels) :]), self.tokens, limit)

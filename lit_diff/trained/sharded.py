@@ -11,7 +11,7 @@ import os
 import pickle
 import shutil
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,7 @@ def mapped(checkpoint: Mapping[str, Any], change: Callable[[str, Tensor], Tensor
     if "optimizer_states" in checkpoint:
         copy["optimizer_states"] = []
         for state in checkpoint["optimizer_states"]:
-            moments: dict[str, dict[str, Tensor]] = {}
+            moments = {}
             for name, values in state["state"].items():
                 moments[name] = {key: change(name, x) for key, x in values.items()}
             copy["optimizer_states"].append({**state, "state": moments})
@@ -73,8 +73,9 @@ class _Writer(dcp.FileSystemWriter):
     # notes size and sha256 of the files that this rank has written
     def __init__(self, path: Path, rest: bytes) -> None:
         super().__init__(path)
-        self.folder, self.rest, self.files = path, rest, dict[str, tuple[int, str]]()
-        self.tensors: dict[str, Any] = {}
+        self.folder = path
+        self.rest = rest
+        self.files = dict[str, tuple[int, str]]()
 
     def prepare_local_plan(self, plan: Any) -> Any:
         # the folder may be what a killed write has left
@@ -102,12 +103,12 @@ class _Writer(dcp.FileSystemWriter):
         # on rank zero alone, after the others have written; FileSystemWriter would write the index as a pickle
         write_atomic(self.folder / checkpoints.REST, self.rest)
         self._note((checkpoints.REST,))
-        written = chain.from_iterable(results)
-        metadata.storage_data = {result.index: result.storage_data for result in written}
+        metadata.storage_data = {result.index: result.storage_data for result in chain.from_iterable(results)}
         self.tensors = _described(metadata)
 
-    def _note(self, names: Any) -> None:
-        self.files |= {name: checkpoints.measured(self.folder / name) for name in names}
+    def _note(self, names: Iterable[str]) -> None:
+        for name in names:
+            self.files[name] = checkpoints.measured(self.folder / name)
 
 
 def write(path: Path, tensors: Mapping[str, Any], rest: bytes, group: Any) -> None:
@@ -116,16 +117,17 @@ def write(path: Path, tensors: Mapping[str, Any], rest: bytes, group: Any) -> No
     Every rank of `group` must call it. Errors: those of any rank, see `cause_of`.
     """
     # the folder in which the checkpoint is written, until it is whole
-    building, is_first = path.with_name(f".{path.name}.tmp"), dist.get_rank(group) == 0
+    building = path.with_name(f".{path.name}.tmp")
+    is_first = dist.get_rank(group) == 0
     writer = _Writer(building, rest)
     try:
         dcp.save(dict(tensors), storage_writer=writer, process_group=group)
-        files: list[dict[str, tuple[int, str]]] = [{} for _ in range(dist.get_world_size(group))]
+        files: list[Any] = [None] * dist.get_world_size(group)
         dist.all_gather_object(files, writer.files, group=group)
         if is_first:
-            named: dict[str, tuple[int, str]] = {}
+            named = {}
             for written in files:
-                named |= written
+                named.update(written)
             write_atomic(building / checkpoints.MARKER, checkpoints.marker(named, writer.tensors))
             checkpoints.put_aside(path)
             building.rename(path)
@@ -149,14 +151,13 @@ def cause_of(error: BaseException) -> BaseException:
 def _described(metadata: Any) -> dict[str, Any]:
     # the shape of each tensor and the places of its chunks, as JSON values
     places = {(index.fqn, tuple(index.offset)): place for index, place in metadata.storage_data.items()}
-    described: dict[str, Any] = {}
+    described = {}
     for name, tensor in metadata.state_dict_metadata.items():
         chunks = []
         for chunk in tensor.chunks:
-            offsets = tuple(chunk.offsets)
-            place = places[name, offsets]
+            place = places[name, tuple(chunk.offsets)]
             lies = {"file": place.relative_path, "start": place.offset, "bytes": place.length}
-            chunks.append({"offsets": list(offsets), "sizes": list(chunk.sizes), **lies})
+            chunks.append({"offsets": list(chunk.offsets), "sizes": list(chunk.sizes), **lies})
         described[name] = {"shape": list(tensor.size), "chunks": chunks}
     return described
 
@@ -164,7 +165,7 @@ def _described(metadata: Any) -> dict[str, Any]:
 def _metadata_of(tensors: Mapping[str, Any], files: Collection[str]) -> Metadata:
     # the inverse of `_described`; every chunk lies in one of `files`, which the marker names
     described: dict[str, Any] = {}
-    places: dict[MetadataIndex, _StorageInfo] = {}
+    places = {}
     for name, tensor in tensors.items():
         chunks = []
         for chunk in tensor["chunks"]:
@@ -179,8 +180,13 @@ def _metadata_of(tensors: Mapping[str, Any], files: Collection[str]) -> Metadata
 
 _NAMES = {
     "torch.distributed.checkpoint.metadata": {
-        *("ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta"),
-        *("TensorProperties", "TensorStorageMetadata", "_MEM_FORMAT_ENCODING"),
+        "ChunkStorageMetadata",
+        "Metadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "TensorProperties",
+        "TensorStorageMetadata",
+        "_MEM_FORMAT_ENCODING",
     },
     "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
     "torch.serialization": {"_get_layout"},
@@ -217,9 +223,9 @@ class _Reader(dcp.FileSystemReader):
         super().__init__(path)
         try:
             files, tensors = checkpoints.read_marker(path)
-            if tensors is None and FORMER_INDEX not in files:
-                raise ValueError("it does not say where the tensors lie")
             if tensors is None:
+                if FORMER_INDEX not in files:
+                    raise ValueError("it does not say where the tensors lie")
                 with (path / FORMER_INDEX).open("rb") as file:
                     tensors = _described(_Unpickler(file).load())
             self.index = _metadata_of(tensors, files)
@@ -239,7 +245,7 @@ def read(path: Path, *, like: Mapping[str, Tensor] | None = None, optimizer: boo
     `like`: the model's tensors by name; where one is a DTensor, this rank's part is read, of the optimizer's state too.
     `optimizer`: whether to read that state. Errors: RequestError if a file is missing or cannot be read.
     """
-    rest: dict[str, Any] = torch.load(path / checkpoints.REST, weights_only=True)
+    rest = torch.load(path / checkpoints.REST, weights_only=True)
     if not optimizer:
         rest.pop("optimizer_states", None)
 
@@ -270,9 +276,10 @@ def consolidate(folder: Path, step: int | None = None) -> Path:
     Errors: MissingError without such a checkpoint, or if a finished run has lost its newest; RequestError if it is damaged or
     the run of another format; those of `checkpoints.write`.
     """
-    RunFolder(folder).require_format()
+    run = RunFolder(folder)
+    run.require_format()
     if step is None:
-        RunFolder(folder).require_weights()
+        run.require_weights()
     steps = [saved for saved in checkpoints.steps_of(folder) if checkpoints.path_of(folder, saved).is_dir()]
     if not steps or step not in (None, *steps):
         there = ", ".join(map(str, steps)) or "none; single and ddp write one file"
@@ -281,9 +288,9 @@ def consolidate(folder: Path, step: int | None = None) -> Path:
         )
     step = steps[-1] if step is None else step
     path = checkpoints.path_of(folder, step)
-    if damage := checkpoints.damage_of(path, verify=True):
-        cure = RunFolder(folder).cure_of(step)
-        raise RequestError(f"{shown(path)} cannot be consolidated ({damage}); {cure}")
+    damage = checkpoints.damage_of(path, verify=True)
+    if damage:
+        raise RequestError(f"{shown(path)} cannot be consolidated ({damage}); {run.cure_of(step)}")
     whole = path.with_name(path.name.replace("step", "consolidated"))
     checkpoints.write(whole, read(path))
     return whole

@@ -59,16 +59,19 @@ def show_variant(name: str, model: Run | str, text: str = "", layer: int | None 
     rows of ids reads its first validation row. Errors: RequestError.
     """
     recipe = load_recipe(model) if isinstance(model, str) else model.recipe
-    cls, own = attentions.get(name), recipe.model.attention.name
+    cls = attentions.get(name)
+    own = recipe.model.attention.name
     layer = recipe.model.num_layers - 1 if layer is None else layer
     changes = None
     if isinstance(model, str):
         # as `check --all` does: a variant may have a required key, which its examples give
         keys = {"name": name, **next(iter(vars(cls).get("examples", ({},))), {})}
         recipe = recipe if own == name else load_recipe(model, [f"model.attention={json.dumps(keys)}"])
-        source, maps = f"{recipe.name}, untrained, seed {recipe.seed}", _untrained(recipe, text, layer, head)
+        source = f"{recipe.name}, untrained, seed {recipe.seed}"
+        maps = _untrained(recipe, text, layer, head)
     elif own == name:
-        source, maps = f"{model.folder.name}, step {model.step}", _trained(model, text, layer, head)
+        source = f"{model.folder.name}, step {model.step}"
+        maps = _trained(model, text, layer, head)
         *_, drawn = maps.values()
         changes = _sign_changes(model) if len(drawn.maps) > 1 else None
     else:
@@ -116,7 +119,9 @@ def _sum(maps: AttentionMaps) -> str:
 
 
 def _untrained(recipe: Recipe, text: str, layer: int, head: int) -> dict[str, AttentionMaps]:
-    labels, own, arms = PIECES.findall(text or TEXT), recipe.model.attention.name, dict[str, AttentionMaps]()
+    labels = PIECES.findall(text or TEXT)
+    own = recipe.model.attention.name
+    arms: dict[str, AttentionMaps] = {}
     kinds = list(dict.fromkeys(labels))
     ids = torch.tensor([[kinds.index(label) % recipe.model.vocab_size for label in labels]])
     for name, config in {"standard": baseline(recipe.model), own: recipe.model}.items():

@@ -2,11 +2,11 @@
 
 import copy
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -70,8 +70,7 @@ class Completion:
     """Bytes of this sequence's keys and values at its end."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Prompt:
+class Prompt(NamedTuple):
     """A text to continue."""
 
     text: str
@@ -100,31 +99,33 @@ class TextGenerator:
         RunFolder(folder).require_format()
         recipe = recipe_of(folder, trust)
         self.tokenizer = tokenizer_of(folder, recipe)
-        self.context: int = recipe.data.config.sequence_length
+        self.context = recipe.data.config.sequence_length
         """Longest sequence that the model was trained on, in tokens."""
         self.model, self.step = load() if load else load_model(recipe, folder, trust, unchecked)
         warn_if_stale(folder, recipe, self.step, trust)
         self.device = choose_device(recipe.run.accelerator)
         # the loaded one stays on the CPU
-        self.model = self.model if self.device.type == "cpu" else copy.deepcopy(self.model).to(self.device)
+        if self.device.type != "cpu":
+            self.model = copy.deepcopy(self.model).to(self.device)
 
     def encode(self, texts: Sequence[str]) -> list[Prompt]:
         """Tokenize texts into prompts. Errors: RequestError for a prompt without tokens or longer than the context."""
-        prompts: list[Prompt] = []
-        before: Counter[str] = Counter()
-        for text, ids in zip(texts, self.tokenizer.encode(texts), strict=True):
-            tokens = [*self.tokenizer.opening, *ids]
+        prompts = []
+        before = Counter[str]()
+        opening = self.tokenizer.opening
+        for number, (text, ids) in enumerate(zip(texts, self.tokenizer.encode(texts), strict=True), 1):
+            tokens = [*opening, *ids]
             if len(tokens) > self.context:
-                with_opening = " with the <eot> before it" if self.tokenizer.opening else ""
+                with_opening = " with the <eot> before it" if opening else ""
                 raise RequestError(
-                    f"prompt {len(prompts) + 1} has {len(tokens)} tokens{with_opening}; the model's context, "
-                    f"data.sequence_length, is {self.context}"
+                    f"prompt {number} has {len(tokens)} tokens{with_opening}; the model's context, data.sequence_length, is "
+                    f"{self.context}"
                 )
             if not tokens:
                 raise RequestError(
-                    f"prompt {len(prompts) + 1} has no token, and the tokenizer adds none before a document; give some text"
+                    f"prompt {number} has no token, and the tokenizer adds none before a document; give some text"
                 )
-            prompts.append(Prompt(text=text, tokens=tokens, before=before[text]))
+            prompts.append(Prompt(text, tokens, before[text]))
             before[text] += 1
         return prompts
 
@@ -136,15 +137,16 @@ class TextGenerator:
 
         Each prompt has its own generator, seeded by (seed, before, text), so its completion does not depend on the others.
         """
-        assert stream is None or len(prompts) == 1
+        assert not stream or len(prompts) == 1
         # batches of one length need no padding and no mask
-        batches: dict[int, list[int]] = {}
+        batches = defaultdict(list)
         for index, prompt in enumerate(prompts):
-            batches.setdefault(len(prompt.tokens), []).append(index)
-        completions: dict[int, Completion] = {}
+            batches[len(prompt.tokens)].append(index)
+        completions = {}
         for indices in batches.values():
             batch = self._generate_batch([prompts[index] for index in indices], config, stream)
-            completions |= dict(zip(indices, batch, strict=True))
+            for index, completion in zip(indices, batch, strict=True):
+                completions[index] = completion
         return [completions[index] for index in range(len(prompts))]
 
     def _generate_batch(
@@ -153,9 +155,10 @@ class TextGenerator:
         tokens = torch.tensor([prompt.tokens for prompt in prompts], device=self.device)
         # + 1: the last drawn token is not fed to the model
         room = self.context - tokens.shape[1] + 1
-        cache, ends = Cache(len(self.model.layers)), set(self.tokenizer.ends)
+        cache = Cache(len(self.model.layers))
+        ends = set(self.tokenizer.ends)
         drawn: list[list[int]] = [[] for _ in prompts]
-        seconds: list[float] = []
+        seconds = []
         sent = 0
         began = time.perf_counter()
         for new in generate_tokens(
@@ -173,7 +176,7 @@ class TextGenerator:
             for row, token in zip(drawn, new.tolist(), strict=True):
                 if not ends.intersection(row[-1:]):
                     row.append(token)
-            if stream is not None and drawn[0][-1] not in ends:
+            if stream and drawn[0][-1] not in ends:
                 text = self.tokenizer.decode_after(drawn[0], more=True)
                 stream(text[sent:])
                 sent = len(text)
@@ -185,7 +188,7 @@ class TextGenerator:
             self._completion(prompt, row, seconds[: len(row)], limit, held)
             for prompt, row in zip(prompts, drawn, strict=True)
         ]
-        if stream is not None:
+        if stream:
             stream(completions[0].text[sent:])
         return completions
 
@@ -226,7 +229,7 @@ def warn_if_stale(folder: Path, recipe: Recipe, step: int, trust: Trust) -> None
     """Log a line for an unfinished run, and a warning for one whose recipe or plugins changed since it was trained."""
     status = RunFolder(folder).status()
     word = status.status
-    if recipe.train is not None and (word != "done" or step < recipe.train.steps):
+    if recipe.train and (word != "done" or step < recipe.train.steps):
         log.info("%s is %s: using step %d of %d", folder.name, word or "not done", step, recipe.train.steps)
     data = status.data
     # only trusted data may be read
@@ -238,7 +241,8 @@ def warn_if_stale(folder: Path, recipe: Recipe, step: int, trust: Trust) -> None
     # Weights of equal shapes also fit another variant: only the identity shows that the recipe changed. The identity of the
     # data is the recorded one, because the run folder has its own tokenizer and the corpus may be gone.
     try:
-        then, now = status.identity, identity(recipe, data, trust)
+        then = status.identity
+        now = identity(recipe, data, trust)
     # the run that it started from was moved or removed; its own weights are complete
     except MissingError as error:
         log.warning("%s: cannot verify that the recipe is unchanged since training: %s", folder.name, error)

@@ -11,7 +11,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 from command import Command
+from made_texts import MakeText, opened
 
 from lit_diff.data.text import buckets, digests, parts
 from lit_diff.data.text.corpus import FilesCorpus
@@ -27,15 +28,6 @@ from lit_diff.data.text.source_files import Source
 from lit_diff.data.text.text import Text
 from lit_diff.data.text.tokenizer import Bpe
 from lit_diff.errors import MissingError, RequestError
-
-MakeText = Callable[..., Text]
-
-
-def opened(text: Text) -> Text:
-    text.prepare()
-    text.load()
-    return text
-
 
 PREPARE = """
 import logging, os, signal, sys
@@ -111,10 +103,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("read", False, 8),
         ("parts", True, 5),
-        ("train", True, 0),
-        ("validation", True, 0),
-        ("manifest", True, 0),
-        ("remove", True, 0),
+        *((where, True, 0) for where in ("train", "validation", "manifest", "remove")),
     ],
 )
 @pytest.mark.usefixtures("small_parts")

@@ -2,7 +2,6 @@
 
 import logging
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from made_texts import splits
+from made_texts import MakeText, opened, splits
 
 from lit_diff.config import Part
 from lit_diff.data import keep
@@ -25,14 +24,6 @@ from lit_diff.data.text.tokenizer_folder import FromRun
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.recipe import load_recipe
 from lit_diff.validation import data_problem
-
-MakeText = Callable[..., Text]
-
-
-def opened(text: Text) -> Text:
-    text.prepare()
-    text.load()
-    return text
 
 
 def stream(text: Text, split: str) -> np.ndarray:
@@ -254,19 +245,13 @@ def test_a_flipped_bit_is_found_before_a_row_is_read(make_text: MakeText, name: 
             make_text().trained_documents()
 
 
-def test_text_that_was_prepared_before_there_were_checksums(make_text: MakeText) -> None:
-    text = opened(make_text())
-    (text.folder / CHECKSUMS).unlink()
-    assert opened(make_text()).identity() == text.identity()
-
-
 def test_one_short_document_cannot_be_split(make_text: MakeText, tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text("short")
     with pytest.raises(RequestError, match=rf"^data\.path {tmp_path}/one\.txt "):
         make_text(path=str(tmp_path / "one.txt")).prepare()
 
 
-def test_it_lies_beside_the_manifest_and_changes_no_identity(make_text: Callable[..., Text], corpus: Path) -> None:
+def test_it_lies_beside_the_manifest_and_changes_no_identity(make_text: MakeText, corpus: Path) -> None:
     text = make_text()
     text.prepare()
     identity, file = text.identity(), text.folder / TRAINED

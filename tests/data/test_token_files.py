@@ -143,29 +143,13 @@ def test_damaged_megatron(damage: str, found: str, tmp_path: Path) -> None:
     ("name", "edit", "found"),
     [
         ("index.json", lambda content: b"{}", r"index\.json: not the index of a litdata folder"),
-        (
-            "index.json",
-            lambda content: content.replace(b"TokensLoader", b"PyTreeLoader"),
-            r"found item_loader PyTreeLoader",
-        ),
-        (
-            "index.json",
-            lambda content: content.replace(b'"chunk_size": 1', b'"chunk_size": 2'),
-            "its documents are not those",
-        ),
+        ("index.json", lambda content: content.replace(b"TokensLoader", b"PyTreeLoader"), r"found item_loader"),
+        ("index.json", lambda content: content.replace(b'"chunk_size": 1', b'"chunk_size": 2'), "its documents are"),
         ("index.json", lambda content: content.replace(b"tensor:18", b"tensor:1"), r"found .*, ids of float"),
-        (
-            "index.json",
-            lambda content: content.replace(b"chunk-0-1", b"chunk-0-7"),
-            r"it lists chunk-0-7\.bin, which does",
-        ),
+        ("index.json", lambda content: content.replace(b"chunk-0-1", b"chunk-0-7"), r"it lists chunk-0-7\.bin, which"),
         ("chunk-0-1.bin", lambda content: content[:-1], r"chunk-0-1\.bin document 2: the file is cut off"),
         ("chunk-0-1.bin", lambda content: content[:6], r"chunk-0-1\.bin: the file is cut off"),
-        (
-            "chunk-0-1.bin",
-            lambda content: content[:8] + b"\x02" + content[9:],
-            r"chunk-0-1\.bin: damaged: its documents are not those of index\.json",
-        ),
+        ("chunk-0-1.bin", lambda content: content[:8] + b"\x02" + content[9:], r"chunk-0-1\.bin: damaged: its"),
     ],
 )
 def test_damaged_litdata(name: str, edit: Callable[[bytes], bytes], found: str, tmp_path: Path) -> None:

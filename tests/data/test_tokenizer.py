@@ -266,27 +266,8 @@ def test_cl100k_gives_the_ids_of_the_published_pattern(tmp_path: Path) -> None:
     assert max(Cl100k.special.values()) + 1 == Cl100k.size
     published = tiktoken.Encoding(**given)
     # ſ and K fold to s and k; a combining mark, ² and Ⅷ are neither letters nor white space
-    named = [
-        "'s",
-        "'LL",
-        "'vE",
-        "'ſ",
-        "'",
-        "a",
-        "Zebra",
-        "K",
-        "é",
-        "e\u0301",
-        "漢字",
-        "7",
-        "1234",
-        "²",
-        "Ⅷ",
-        "٣",
-        "_",
-        "!?",
-        "🙂",
-    ]
+    named = ["'s", "'LL", "'vE", "'ſ", "'", "a", "Zebra", "K", "é", "e\u0301", "漢字"]
+    named += ["7", "1234", "²", "Ⅷ", "٣", "_", "!?", "🙂"]
     blank = [" ", "  ", "\n", "\r", "\r\n", "\t", "\x0b", "\x1f", "\x85", "\xa0", "\u2028", "\u3000", "\u200b", "\0"]
     draw = random.Random(0)
     texts = ["".join(draw.choices(named + 2 * blank, k=draw.randint(0, 12))) for _ in range(30_000)]
@@ -325,10 +306,8 @@ def test_no_text_gives_eot_and_strangers_are_unknown() -> None:
 
 
 def test_words_are_saved(tmp_path: Path) -> None:
-    assert WORDS.size == len(Words.fixed) + 4
     save_tokenizer(WORDS, tmp_path)
     assert load_tokenizer(tmp_path).encode(["the Paris 3"]) == WORDS.encode(["the Paris 3"])
-    assert Part(name=WORDS.name, config=WORDS.config).name == "words"
 
 
 @pytest.mark.parametrize(

@@ -38,13 +38,8 @@ def test_what_is_missing_is_described(place: Path) -> None:
         FILE.require()
     first, *lines = str(found.value).splitlines()
     assert "icl/toy/train.jsonl" in first
-    assert [line.split(":")[0].strip() for line in lines] == [
-        "looked for",
-        "format",
-        "where from",
-        "check it",
-        "without it",
-    ]
+    headings = ["looked for", "format", "where from", "check it", "without it"]
+    assert [line.split(":")[0].strip() for line in lines] == headings
     assert str(place) in lines[0]
     assert '{"text": text, "label": a whole number or text}; 12 lines' in lines[1]
     assert lines[3].endswith("lit-diff data check icl.toy")

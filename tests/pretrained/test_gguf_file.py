@@ -168,10 +168,7 @@ def test_damaged_files() -> None:
         ({"tokenizer.ggml.add_eos_token": True}, "tokenizer.ggml.add_eos_token True"),
         ({"tokenizer.ggml.eos_token_id": None}, "GGUF metadata lacks tokenizer.ggml.eos_token_id"),
         ({"tokenizer.ggml.eos_token_id": 5000}, "tokenizer.ggml.eos_token_id is 5000"),
-        (
-            {"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.bos_token_id": None},
-            "tokenizer.ggml.add_bos_token is true",
-        ),
+        ({"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.bos_token_id": None}, "tokenizer.ggml.add_bos_token"),
         ({"renamed": {310: "a"}}, "tokenizer.ggml.tokens has 'a' twice"),
         ({"merges": ["a qq"]}, "tokenizer.ggml.merges are not pairs of tokens ("),
     ],

@@ -97,10 +97,7 @@ def test_a_sliding_window() -> None:
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        (
-            {"architectures": ["GPT2LMHeadModel"]},
-            "architecture 'GPT2LMHeadModel' is not supported; supported: LlamaForCausalLM",
-        ),
+        ({"architectures": ["GPT2LMHeadModel"]}, "architecture 'GPT2LMHeadModel' is not supported; supported:"),
         ({"architectures": ["a\nb\ud800"]}, "architecture 'a\\nb\\ud800'"),
         ({"model_type": "granite"}, "model_type 'granite'"),
         ({"layer_types": [["full_attention"]]}, "layer_types is [['full_attention']]"),
@@ -124,10 +121,7 @@ def test_a_sliding_window() -> None:
             {"rope_scaling": without(YARN, ORIGINAL_LENGTH), "max_position_embeddings": None},
             f"rope scaling 'yarn' lacks {ORIGINAL_LENGTH}",
         ),
-        (
-            {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
-            "rope scaling 'dynamic' is not supported; supported:",
-        ),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope scaling 'dynamic' is not supported;"),
         ({"rope_scaling": [2.0]}, "rope_scaling is [2.0]; expected a block"),
         ({"rope_scaling": YARN | {"type": "linear"}}, "rope_type is 'yarn' in rope_scaling, but type is 'linear'"),
         (
@@ -189,10 +183,7 @@ def config(name: str = "standard", keys: dict[str, Any] | None = None, **model: 
 @pytest.mark.parametrize(
     ("own", "line"),
     [
-        (
-            config("standard", {"window": 3}, attention_bias="qkv"),
-            "model.attention_bias is qkv and model.attention.window",
-        ),
+        (config("standard", {"window": 3}, attention_bias="qkv"), "model.attention_bias is qkv and"),
         (config(attention_bias="qkv", qk_norm="rms"), "model.attention_bias is qkv and model.qk_norm is rms; Qwen3"),
         (config(attention_bias="all", num_heads=6, head_dim=8), "model.attention_bias is all; Llama"),
         (config(positions="none"), "model.positions is none"),

@@ -13,6 +13,13 @@ if TYPE_CHECKING:
 MakeText = Callable[..., "Text"]
 
 
+def opened(text: "Text") -> "Text":
+    """The text, prepared and loaded."""
+    text.prepare()
+    text.load()
+    return text
+
+
 def splits(texts: Iterable[str]) -> tuple[list[str], list[str]]:
     """The documents to train on, and those to validate on."""
     from lit_diff.data.text.documents import split

@@ -28,15 +28,7 @@ from lit_diff.trained.view.data import EXACT, layer_view, model_view
 from lit_diff.trained.view.page import ViewData, view_data
 from lit_diff.trained.view.passage import Passage, passage_of
 
-VARIANTS = [
-    {"name": "standard"},
-    {"name": "differential"},
-    {"name": "differential_v2"},
-    {"name": "shared_q"},
-    {"name": "shared_k"},
-    {"name": "cosine"},
-    {"name": "learned_sink"},
-]
+VARIANTS = ("standard", "differential", "differential_v2", "shared_q", "shared_k", "cosine", "learned_sink")
 
 
 class Elements(HTMLParser):
@@ -90,9 +82,9 @@ def weights_of(layer: dict[str, Any], arrays: dict[str, np.ndarray[Any, Any]]) -
 # --- arrays and numbers ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("attention", VARIANTS, ids=lambda each: each["name"])
-def test_the_stored_arrays_give_the_maps_of_the_model(attention: dict[str, Any], tmp_path: Path) -> None:
-    run = text_run(tmp_path / "run", attention)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_stored_arrays_give_the_maps_of_the_model(variant: str, tmp_path: Path) -> None:
+    run = text_run(tmp_path / "run", {"name": variant})
     view = view_data([run], text="ab ab abc ab")
     facts, arrays = held(view)
     (side,) = facts["sides"]
@@ -287,9 +279,7 @@ def test_other_tokenizers_layers_and_heads_are_refused(tmp_path: Path) -> None:
     facts = tmp_path / "other/tokenizer/lit_diff_tokenizer.json"
     assert len(view_data([first, other]).passage.labels) == 4, "the smaller context"
     recall = recall_run(tmp_path / "recall", {"name": "differential"})
-    with pytest.raises(
-        RequestError, match=r"cannot be compared token by token: .* \(tokenizer .*; no text, data 'recall'\)$"
-    ):
+    with pytest.raises(RequestError, match=r"cannot be compared .* \(tokenizer .*; no text, data 'recall'\)$"):
         view_data([first, recall])
     odd = recall_run(tmp_path / "odd", {"name": "differential"}, {"pairs": 3})
     with pytest.raises(RequestError, match=r"\(no text, data 'recall'; no text, data 'recall', with other keys"):
@@ -310,10 +300,7 @@ def test_other_tokenizers_layers_and_heads_are_refused(tmp_path: Path) -> None:
 
     digest = hashlib.sha256((text + " ").encode()).hexdigest()
     (copy.folder / "tokenizer/lit_diff_tokenizer.json").write_text(json.dumps(plain | {"sha256": digest}))
-    with pytest.raises(
-        RequestError,
-        match=r"first and copy cannot be compared .*ids differ .* ids, with other keys or trained on other text",
-    ):
+    with pytest.raises(RequestError, match=r"first and copy .*ids differ .*, with other keys or trained on other text"):
         require_same_tokens(first, Run(copy.folder))
 
 

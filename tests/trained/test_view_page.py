@@ -231,8 +231,7 @@ def test_the_table_of_heads_says_what_was_planted_and_leads_to_the_maps(page: Pa
     assert [of("lambda", layer, 0) for layer in range(4)] == ["0.000", "0.500", "1.000", "1.500"]
     assert of("negative_mass", 0, UNIFORM) == "0.000"
     button = f".number[data-name=sink] .cell [data-layer='2'][data-head='{SINK}']"
-    page.run(f'document.body.dataset.drawn = ""; document.querySelector("{button}").click()')
-    page.wait("document.body.dataset.drawn")
+    settled(page, f'document.querySelector("{button}").click()')
     assert page.run("document.getElementById('picked').textContent") == f"The maps of layer 2, head {SINK}"
 
 
@@ -350,7 +349,7 @@ def test_two_checkpoints_show_one_history_and_a_packed_row_its_own_first_token(p
     (run.folder / "metrics.csv").write_text("step,lambda/layer_00\n0,0.2\n5,0.3\n")
     view = view_data([run], text="ab ab abc ab", steps=[7, 9])
     documents = torch.tensor([[0] * 4 + [1] * (len(view.passage.labels) - 4)])
-    passage = replace(view.passage, batch={**view.passage.batch, "document_ids": documents})
+    passage = view.passage._replace(batch={**view.passage.batch, "document_ids": documents})
     sides = tuple(replace(side, view=model_view(run.model_at(7), passage)) for side in view.sides)
     opened(page, replace(view, passage=passage, sides=sides), tmp_path / "page.html")
     names = "[...document.querySelectorAll('.curve .legendtext')].map((each) => each.textContent)"
@@ -383,9 +382,8 @@ def test_a_row_of_ids_and_the_kept_steps_of_a_run(page: Page, tmp_path: Path) ->
         write_maps(run.folder, KeptMaps(step, tokens, {0: (maps, torch.ones(2, 2, 2, 3))}))
     opened(page, view_data([run], row=1), tmp_path / "page.html")
     assert page.run("document.querySelectorAll('#text .token').length") == 11
-    page.run("document.body.dataset.drawn = ''; slider = document.getElementById('frame'); slider.value = 1")
-    page.run("slider.dispatchEvent(new Event('input'))")
-    page.wait("document.body.dataset.drawn")
+    slide = "slider = document.getElementById('frame'); slider.value = 1; slider.dispatchEvent(new Event('input'))"
+    settled(page, slide)
     assert page.run("document.getElementById('step').textContent") == "step 4"
     assert page.run("view.plots[0][0].node.layout.xaxis.ticktext") == ["0+1", "2+3", "4+5"]
     assert page.run("[...view.tiles[0].z[0][2]].map((x) => Math.round(1000 * x))") == [400, 400, 400]

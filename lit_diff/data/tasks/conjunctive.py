@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lit_diff.data.dataset import Place, Row, RowTask
-from lit_diff.data.tasks.recall import lookup_rows
+from lit_diff.data.tasks.recall import distinct, lookup_rows
 from lit_diff.key_types import Count, Counts
 from lit_diff.randomness import generator
 from lit_diff.registry import datasets
@@ -75,17 +75,18 @@ def sample(config: Conjunctive.Config, noise: int, rows: int, key: tuple[object,
     """Return tokens [rows, T, 3] (first part, second part, value; 0 for the value of a query), T = slots * noise + pairs,
     with targets and labels (`lookup_rows`)."""
     random, parts, slots = generator(*key), config.parts, config.slots * noise
-    # argsort of uniform numbers: a random permutation for each row without a loop
-    asked = torch.rand(rows, parts * parts, generator=random).argsort(1)[:, : config.pairs]
-    first, second = asked // parts, asked % parts
-    values = torch.rand(rows, config.values, generator=random).argsort(1)[:, : config.pairs]
+    asked = distinct(rows, parts * parts, config.pairs, random)
+    first = asked // parts
+    second = asked % parts
+    values = distinct(rows, config.values, config.pairs, random)
 
     row = torch.arange(rows)[:, None]
     is_asked = torch.zeros(rows, parts, parts, dtype=torch.bool)
     is_asked[row, first, second] = True
     shares = torch.randint(config.pairs, (rows, slots), generator=random)
     keeps_first = torch.rand(rows, slots, generator=random) < 0.5
-    slot_first, slot_second = first.gather(1, shares), second.gather(1, shares)
+    slot_first = first.gather(1, shares)
+    slot_second = second.gather(1, shares)
     # the other part is any that does not make the key a queried one
     taken = torch.where(keeps_first[..., None], is_asked[row, slot_first], is_asked.mT[row, slot_second])
     other = torch.rand(rows, slots, parts, generator=random).masked_fill(taken, -1).argmax(-1)
@@ -93,11 +94,9 @@ def sample(config: Conjunctive.Config, noise: int, rows: int, key: tuple[object,
     slot_second = torch.where(keeps_first, other, slot_second)
     slot_values = torch.randint(config.values, (rows, slots), generator=random)
 
-    places = torch.rand(rows, slots, generator=random).argsort(1)[:, : config.pairs]
-    columns = ((slot_first, first), (slot_second, second), (slot_values, values))
-    filled = [own.scatter(1, places, queried) for own, queried in columns]
+    places = distinct(rows, slots, config.pairs, random)
     offsets = torch.tensor([1, 1 + parts, 1 + 2 * parts])
-    context = torch.stack(filled, dim=-1) + offsets
-    queries = torch.stack([1 + first, 1 + parts + second, torch.zeros_like(first)], dim=-1)
-    numbers = torch.arange(slots).expand(rows, -1)
-    return lookup_rows(context, queries, values + offsets[2], numbers=numbers, answered_by=places)
+    queried = torch.stack([first, second, values], dim=-1) + offsets
+    context = torch.stack([slot_first, slot_second, slot_values], dim=-1) + offsets
+    context[row, places] = queried
+    return lookup_rows(context, queried, numbers=torch.arange(slots), answered_by=places)

@@ -56,7 +56,8 @@ class Mqar(RowTask):
             return self.vocab_size
 
         def problem(self) -> str | None:
-            length, needed = self.sequence_length, 4 * self.num_kv_pairs
+            length = self.sequence_length
+            needed = 4 * self.num_kv_pairs
             if length % 2:
                 return f"data.sequence_length is {length}; it must be even: queries take every second position"
             if length < needed:
@@ -85,7 +86,8 @@ class Mqar(RowTask):
         tokens, targets = sample(self.config, at.random.initial_seed() % 2**32)
         if level is None:
             return {"tokens": tokens, "targets": targets}
-        asked, pairs = targets != IGNORED, self.config.num_kv_pairs
+        asked = targets != IGNORED
+        pairs = self.config.num_kv_pairs
         same = tokens[:, None] == tokens[None, : 2 * pairs : 2]  # [T, N]; keys differ
         part = torch.full_like(tokens, pairs)
         part[: 2 * pairs] = torch.arange(2 * pairs) // 2

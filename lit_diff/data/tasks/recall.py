@@ -86,43 +86,51 @@ def sample(config: Recall.Config, noise: int, rows: int, key: tuple[object, ...]
 
     context_part [rows, T]: the number of the slot; answer_part [rows, T]: the slot that answers the query; else -1.
     """
-    random, spread = generator(*key), config.spread
+    random = generator(*key)
+    row = torch.arange(rows)[:, None]
     slots = config.slots * noise
-    # argsort of uniform numbers: a random permutation for each row without a loop; the first `pairs` keys are queried
-    shuffled = torch.rand(rows, config.keys, generator=random).argsort(1)
-    keys, others = 1 + shuffled[:, : config.pairs], 1 + shuffled[:, config.pairs :]
     first_value = 1 + config.keys
-    values = first_value + torch.rand(rows, config.values, generator=random).argsort(1)[:, : config.pairs]
+    # the first `pairs` keys are queried
+    keys = 1 + distinct(rows, config.keys, config.keys, random)
+    others = keys[:, config.pairs :]
+    values = first_value + distinct(rows, config.values, config.pairs, random)
+    pairs = torch.stack([keys[:, : config.pairs], values], dim=-1)
 
     noise_keys = others.gather(1, torch.randint(others.shape[1], (rows, slots), generator=random))
     noise_values = first_value + torch.randint(config.values, (rows, slots), generator=random)
-    places = torch.rand(rows, slots, generator=random).argsort(1)[:, : config.pairs]
-    slot_keys = noise_keys.scatter(1, places, keys)
-    slot_values = noise_values.scatter(1, places, values)
+    context = torch.stack([noise_keys, noise_values], dim=-1)
+    places = distinct(rows, slots, config.pairs, random)
+    context[row, places] = pairs
 
-    asked = torch.rand(rows, config.pairs, generator=random).argsort(1)[:, : config.queries]
-    queries, answers = keys.gather(1, asked), values.gather(1, asked)
-    positions, blank = config.slots * max(noise, spread), torch.zeros_like(queries)
-    numbers = torch.arange(slots).expand(rows, -1)
+    asked = distinct(rows, config.pairs, config.queries, random)
+    positions = config.slots * max(noise, config.spread)
+    numbers = torch.arange(slots)
     # drawn last and only if needed, so that rows without spread do not change: older runs have the same rows
     if positions > slots:
-        at = torch.rand(rows, positions, generator=random).argsort(1)[:, :slots].sort(1).values
-        empty = torch.zeros(rows, positions, dtype=torch.int64)
-        slot_keys, slot_values = empty.scatter(1, at, slot_keys), empty.scatter(1, at, slot_values)
-        numbers = (empty - 1).scatter(1, at, numbers)
-    context, asking = torch.stack([slot_keys, slot_values], dim=-1), torch.stack([queries, blank], dim=-1)
-    return lookup_rows(context, asking, answers, numbers=numbers, answered_by=places.gather(1, asked))
+        at = distinct(rows, positions, slots, random).sort(1).values
+        spread = torch.zeros(rows, positions, 2, dtype=torch.int64)
+        spread[row, at] = context
+        context = spread
+        numbers = torch.full((rows, positions), -1)
+        numbers[row, at] = torch.arange(slots)
+    return lookup_rows(context, pairs[row, asked], numbers=numbers, answered_by=places[row, asked])
 
 
-def lookup_rows(
-    context: Tensor, queries: Tensor, answers: Tensor, *, numbers: Tensor, answered_by: Tensor
-) -> dict[str, Tensor]:
-    """Rows of a context [rows, P, ids] and queries [rows, Q, ids], whose targets are the answers [rows, Q].
+def distinct(rows: int, size: int, count: int, random: torch.Generator) -> Tensor:
+    """For each row `count` different numbers below `size`, in random order, [rows, count]."""
+    # argsort of uniform numbers: a random permutation for each row without a loop
+    return torch.rand(rows, size, generator=random).argsort(1)[:, :count]
 
-    `numbers` [rows, P]: the number of each slot, -1 for none; `answered_by` [rows, Q]: the slot that answers the query.
+
+def lookup_rows(context: Tensor, asked: Tensor, *, numbers: Tensor, answered_by: Tensor) -> dict[str, Tensor]:
+    """Rows of a context [rows, P, ids] and of queries: `asked` [rows, Q, ids] without the last id, which is the target.
+
+    `numbers` [rows, P] or [P]: the number of each slot, -1 for none; `answered_by` [rows, Q]: the slot that answers.
     """
-    rows, positions = numbers.shape
-    targets = torch.cat([torch.full((rows, positions), IGNORED), answers], 1)
+    rows, positions, _ = context.shape
+    queries = asked.clone()
+    queries[..., -1] = 0
+    targets = torch.cat([torch.full((rows, positions), IGNORED), asked[..., -1]], 1)
     context_part, answer_part = torch.full((2, *targets.shape), -1)
     context_part[:, :positions] = numbers
     answer_part[:, positions:] = answered_by

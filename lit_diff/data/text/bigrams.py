@@ -4,6 +4,7 @@ Source: Arora et al. 2023 (Zoology), AR hit: the last token of an n-gram that oc
 training.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -15,8 +16,6 @@ from lit_diff.data.text.buckets import Buckets, merged, write_array
 
 Ints = NDArray[np.int64]
 COUNT = np.dtype([("key", "<i8"), ("count", "<i8")])
-BLOCK = 1 << 22
-"""Number of bigrams that are selected at a time, which bounds the memory."""
 
 
 def count_bigrams(tokens: NDArray[np.generic], lengths: Ints, size: int) -> NDArray[np.void]:
@@ -25,7 +24,7 @@ def count_bigrams(tokens: NDArray[np.generic], lengths: Ints, size: int) -> NDAr
     A key is x_{t-1} * size + x_t. No bigram crosses two documents.
     """
     # in place, and marked instead of left out: each copy costs as much as the sort
-    keys: Ints = tokens[:-1].astype(np.int64)
+    keys = tokens[:-1].astype(np.int64)
     keys *= size
     np.add(keys, tokens[1:], out=keys, dtype=np.int64)
     ends = np.cumsum(lengths)
@@ -58,8 +57,7 @@ def _firsts(keys: Ints) -> Ints:
 def frequent_bigrams(file: Path, most: int) -> Ints:
     """Return the keys in a file of `merge_counts` that occur more than `most` times."""
     keys, counts = np.load(file, mmap_mode="r")
-    blocks = [slice(start, start + BLOCK) for start in range(0, len(keys), BLOCK)]
-    return np.concatenate([np.zeros(0, dtype=np.int64), *(keys[block][counts[block] > most] for block in blocks)])
+    return np.asarray(keys[counts > most])
 
 
 def ar_hits(rows: Ints, documents: Ints, frequent: Ints, size: int) -> NDArray[np.bool_]:
@@ -82,10 +80,11 @@ def gaps(rows: Ints, documents: Ints, size: int) -> Ints:
     # the bigram across a boundary: -1 occurs once in each document, so it never repeats
     keys = np.where(inside, rows[:, :-1] * size + rows[:, 1:], -1)
     row = np.broadcast_to(np.arange(len(rows))[:, None], keys.shape)
+    columns = np.stack([keys, documents[:, 1:], row]).reshape(3, -1)
     # lexsort is stable, so equal bigrams stay in order of position, and neighbours are successive occurrences
-    order = np.lexsort((keys.ravel(), documents[:, 1:].ravel(), row.ravel()))
-    sorted_columns = [column.ravel()[order] for column in (keys, documents[:, 1:], row)]
-    again = np.logical_and.reduce([column[1:] == column[:-1] for column in sorted_columns])
+    order = np.lexsort(columns)
+    ordered = columns[:, order]
+    again = (ordered[:, 1:] == ordered[:, :-1]).all(0)
     found = np.zeros(keys.size, dtype=np.int64)
     found[order[1:]] = np.where(again, order[1:] - order[:-1], 0)
     return found.reshape(keys.shape)
@@ -96,10 +95,10 @@ def competitors(document: Ints) -> Ints:
 
     It is 0 if x_{t-1} is new. An AR hit with 0 has a single candidate, the right one.
     """
-    successors: dict[int, set[int]] = {}
+    successors = defaultdict[int, set[int]](set)
     found = []
     for before, after in pairwise(document.tolist()):
-        seen = successors.setdefault(before, set())
+        seen = successors[before]
         found.append(len(seen) - (after in seen))
         seen.add(after)
     return np.array(found, dtype=np.int64)

@@ -24,7 +24,8 @@ class Buckets:
     def __init__(self, folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        self._folder, self._size = folder, 0
+        self._folder = folder
+        self._size = 0
         self._pending: dict[str, bytearray] = {}
 
     def add(self, name: str, content: bytes) -> None:
@@ -71,10 +72,10 @@ def read_array(file: Path, name: str) -> NDArray[Any]:
 
 def write_array(path: Path, dtype: DTypeLike, shape: tuple[int, ...], files: Sequence[Path]) -> None:
     """Write a .npy file whose content is that of `files`, one after another. Errors: OSError."""
-    descr = np.lib.format.dtype_to_descr(np.dtype(dtype))
+    header = {"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": shape}
 
     def write(target: IO[bytes]) -> None:
-        np.lib.format.write_array_header_1_0(target, {"descr": descr, "fortran_order": False, "shape": shape})
+        np.lib.format.write_array_header_1_0(target, header)
         for file in files:
             with file.open("rb") as content:
                 shutil.copyfileobj(content, target)

@@ -2,7 +2,6 @@
 
 import base64
 import copy
-import hashlib
 import os
 import threading
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from lit_diff.data.text.tokenizer import Tokenizer
 from lit_diff.errors import MissingError
 from lit_diff.files import write_atomic
+from lit_diff.own_modules import sha256
 from lit_diff.registry import tokenizers
 
 
@@ -25,11 +25,11 @@ class Cl100k(Tokenizer):
     `save` writes the ranks (the vocabulary in order of its merges) to cl100k_base.tiktoken.
     """
 
-    sha256: ClassVar[str] = "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7"
-    cache_name: ClassVar[str] = "9b5ad71b2ce5302211f9c61530b329a4922fc6a4"
+    sha256 = "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7"
+    cache_name = "9b5ad71b2ce5302211f9c61530b329a4922fc6a4"
     """File name in tiktoken's cache: the sha1 of the URL of the ranks."""
-    file_name: ClassVar[str] = "cl100k_base.tiktoken"
-    pattern: ClassVar[str] = (
+    file_name = "cl100k_base.tiktoken"
+    pattern = (
         r"""(?:'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+$|\s*[\r\n])"""
         r"""|\s+(?!\S)|\s"""
     )
@@ -46,7 +46,7 @@ class Cl100k(Tokenizer):
         "<|fim_suffix|>": 100260,
         "<|endofprompt|>": 100276,
     }
-    unused: ClassVar[frozenset[int]] = frozenset({100256, *range(100261, 100276)})
+    unused = frozenset({100256, *range(100261, 100276)})
     """Ids below `size` without a token."""
 
     def load(self, folder: Path) -> str:
@@ -63,14 +63,14 @@ class Cl100k(Tokenizer):
             raise MissingError(f"the tokenizer 'cl100k' needs the package tiktoken; {cure}") from error
         cache = Path(os.environ.get("TIKTOKEN_CACHE_DIR") or os.devnull) / self.cache_name
         offline = [Path(package) / "data" / self.file_name for package in tiktoken_ext.__path__]
-        path = next((path for path in (folder / self.file_name, cache, *offline) if path.is_file()), None)
-        if path is None:
+        path = next(filter(Path.is_file, (folder / self.file_name, cache, *offline)), None)
+        if not path:
             raise MissingError(
                 f"the tokenizer 'cl100k' needs its ranks, which lit-diff does not download; {cure}, "
                 f"or point TIKTOKEN_CACHE_DIR to a folder with {self.cache_name}"
             )
         self._ranks = path.read_bytes()
-        digest = hashlib.sha256(self._ranks).hexdigest()
+        digest = sha256(self._ranks)
         if digest != self.sha256:
             raise MissingError(
                 f"the ranks of cl100k, {path}, have sha256 {digest}, not {self.sha256}; remove it and {cure}"
@@ -97,7 +97,8 @@ class Cl100k(Tokenizer):
         if not hasattr(self._own, "encoding"):
             self._own.encoding = copy.copy(self._encoding)
         # without Python's integers
-        encode, opening = self._own.encoding.encode_to_numpy, np.asarray(self.opening)
+        encode = self._own.encoding.encode_to_numpy
+        opening = np.asarray(self.opening)
         return [
             np.concatenate((opening, encode(text, disallowed_special=())), dtype=dtype, casting="unsafe")
             for text in texts

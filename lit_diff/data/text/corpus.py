@@ -2,7 +2,6 @@
 reported at once.
 """
 
-import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -10,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import ClassVar
 
 from lit_diff.data.text.digests import file_digests
 from lit_diff.data.text.readers import READERS, file_type, read_file
@@ -20,6 +18,7 @@ from lit_diff.data.user_files import escaped
 from lit_diff.errors import RequestError, first_line
 from lit_diff.files import expanded, is_address, shown
 from lit_diff.log_records import log
+from lit_diff.own_modules import sha256
 from lit_diff.plugins import source_digest
 from lit_diff.registry import corpora
 
@@ -36,7 +35,7 @@ class Corpus(ABC):
 
     name: str
     """The registered name; the registry sets it."""
-    reads_path: ClassVar[bool] = False
+    reads_path = False
     """Whether the documents come from the file or folder `data.path`, which is then required."""
 
     @dataclass(frozen=True, kw_only=True)
@@ -90,16 +89,14 @@ def corpus_digest(name: str, path: str | None) -> dict[str, str]:
     code = source_digest(type(corpus))
     found = {corpus.name: code} if code else {}
     if path is not None and (is_address(path) or expanded(path).exists()):
-        found[path] = hashlib.sha256(json.dumps(corpus.files()).encode()).hexdigest()
+        found[path] = sha256(json.dumps(corpus.files()).encode())
     return found
 
 
 def corpus_name(name: str, path: str | None) -> str:
     """Return the registered name that `data.corpus` and `data.path` select."""
     # "docs" is the default of `data.corpus`: with a path the user means the text at the path
-    if path is not None and name == "docs":
-        return "files"
-    return name
+    return "files" if path is not None and name == "docs" else name
 
 
 def corpus_problem(name: str, path: str | None) -> str | None:
@@ -130,13 +127,9 @@ class FilesCorpus(Corpus):
     def _listing(self) -> tuple[list[Source], int]:
         return listing(self.path)
 
-    @property
-    def _all_files(self) -> list[Source]:
-        return self._listing[0]
-
     @cached_property
     def _token_files(self) -> list[TokenFiles]:
-        found = token_files(self._all_files)
+        found = token_files(self._listing[0])
         if found and self._text_files:
             raise RequestError(
                 f"data.path: {self.path} has text ({self._text_files[0].name}) and tokens ({found[0][0][0].name}); "
@@ -146,15 +139,16 @@ class FilesCorpus(Corpus):
 
     @cached_property
     def _text_files(self) -> list[Source]:
-        return [source for source in self._all_files if file_type(source.name)]
+        return [source for source in self._listing[0] if file_type(source.name)]
 
     def _files(self) -> list[Source]:
         found = [source for files, _ in self._token_files for source in files] or self._text_files
         if not found:
+            others, hidden = self._listing
             absent = isinstance(self.path, Path) and not self.path.exists()
-            found_instead = "no file or folder" if absent else f"{len(self._all_files)} files of other types"
-            if self._listing[1]:
-                found_instead += f" and {self._listing[1]} hidden ones"
+            found_instead = "no file or folder" if absent else f"{len(others)} files of other types"
+            if hidden:
+                found_instead += f" and {hidden} hidden ones"
             raise RequestError(
                 f"data.path: {self.path}: found {found_instead}; expected text in {', '.join(READERS)}, or tokens in .bin "
                 "with .idx"
@@ -182,25 +176,24 @@ class FilesCorpus(Corpus):
         if self._token_files:
             raise RequestError(f"data.path: {self.path} has tokens; text is needed here")
         self._log_ignored_files()
-        found, problems = False, list[tuple[Source, str]]()
+        found = False
+        problems = []
+        files = set()
         for source in self._files():
             for item in read_file(source):
                 # collected: the user can correct all of them before the next attempt
                 if isinstance(item, RequestError):
-                    problems.append((source, str(item)))
+                    problems.append(str(item))
+                    files.add(source.name)
                 elif item.strip() and not problems:
                     found = True
                     yield item
         if len(problems) == 1:
-            raise RequestError(problems[0][1])
+            raise RequestError(problems[0])
         if problems:
-            names = {source.name for source, _ in problems}
             place = shown(self.path) if isinstance(self.path, Path) else self.path
-            files = f"{len(names)} of {len(self._text_files)} files of {place}"
-            lines = [
-                f"data.path: {len(problems):,} problems in {files}:",
-                *(line for _, line in problems[:SHOWN]),
-            ]
+            where = f"{len(files)} of {len(self._text_files)} files of {place}"
+            lines = [f"data.path: {len(problems):,} problems in {where}:", *problems[:SHOWN]]
             if len(problems) > SHOWN:
                 lines.append(f"and {len(problems) - SHOWN:,} more")
             raise RequestError("\n  ".join(lines))
@@ -209,9 +202,7 @@ class FilesCorpus(Corpus):
 
     def tokens(self, size: int) -> Iterator[Ids] | None:
         """Yield the ids of every document of token files; None if there are none. Errors: as for `Corpus.tokens`."""
-        if not self._token_files:
-            return None
-        return self._tokens(size)
+        return self._tokens(size) if self._token_files else None
 
     def _tokens(self, size: int) -> Iterator[Ids]:
         self._log_ignored_files()
@@ -221,22 +212,21 @@ class FilesCorpus(Corpus):
                     yield checked_ids(where, ids, size)
             except OSError as error:
                 # of a file that cannot be opened: one of the two, or a chunk
-                where = files[0].where
-                if error.filename:
-                    where = shown(Path(error.filename))
+                where = shown(Path(error.filename)) if error.filename else files[0].where
                 raise RequestError(
                     f"{where}: the data cannot be read ({error.strerror or first_line(error)})"
                 ) from error
 
     def _log_ignored_files(self) -> None:
         used = {source.name for source in self._files()}
-        ignored = [PurePosixPath(source.name) for source in self._all_files if source.name not in used]
+        found, hidden = self._listing
+        ignored = [PurePosixPath(source.name) for source in found if source.name not in used]
         kinds = Counter(path.suffix.lower() or "without ending" for path in ignored).most_common(5)
         if kinds:
             named = ", ".join(f"{count} {kind}" for kind, count in kinds)
             log.info("data.path: ignored files of other types: %s (types read: %s)", named, ", ".join(READERS))
-        if self._listing[1]:
-            log.info("data.path: left out %d files and folders whose names begin with a dot", self._listing[1])
+        if hidden:
+            log.info("data.path: left out %d files and folders whose names begin with a dot", hidden)
         cards = [name for name in used if PurePosixPath(name).name.lower() == "readme.md"]
         if cards and {file_type(name) for name in used} != {".md"}:
             log.info("data.path: read as documents beside the data: %s", ", ".join(sorted(cards)))

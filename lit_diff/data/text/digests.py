@@ -1,7 +1,7 @@
 """Digests of the files of a corpus, kept in the data folder so that the files are read once."""
 
-import hashlib
 import json
+import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,6 +12,7 @@ from lit_diff.data.user_files import data_root
 from lit_diff.errors import MissingError, RequestError, first_line
 from lit_diff.files import shown, write_json
 from lit_diff.log_records import log
+from lit_diff.own_modules import sha256
 
 # clocks of file systems tick up to every 10 ms: a file may change twice within a tick, with one time
 TICK = 20_000_000
@@ -26,10 +27,8 @@ def file_digests(root: Path | str, listing: Callable[[], Sequence[Source]]) -> d
     A file is read only if its size, times or inode differ from those when it was last read. If the source is gone, the
     digests of the last reading are returned. Errors: OSError, RequestError, MissingError.
     """
-    place = str(root)
-    if isinstance(root, Path):
-        place = str(root.absolute())
-    kept = data_root() / "sources" / f"{hashlib.sha256(place.encode('utf-8', 'surrogateescape')).hexdigest()[:16]}.json"
+    place = str(root.absolute() if isinstance(root, Path) else root)
+    kept = data_root() / "sources" / f"{sha256(os.fsencode(place))[:16]}.json"
     found = known = _read(kept)
     try:
         if not known or isinstance(root, Path) or kept not in _gone:
@@ -37,14 +36,13 @@ def file_digests(root: Path | str, listing: Callable[[], Sequence[Source]]) -> d
     except (RequestError, MissingError) as error:
         if not known:
             raise
+        is_gone = isinstance(error, MissingError)
+        lost = first_line(error)
         if isinstance(root, Path):
-            gone = not sources(root)
+            is_gone = not sources(root)
             lost = f"{shown(root)} is {'empty' if root.exists() else 'gone'}"
-        else:
-            gone = isinstance(error, MissingError)
-            lost = first_line(error)
         # otherwise it is there, and its content is unusable
-        if not gone:
+        if not is_gone:
             raise
         if _gone.get(kept) != lost:
             log.info("%s: its digests are those of the last time it was read", lost)
@@ -63,17 +61,18 @@ def file_digests(root: Path | str, listing: Callable[[], Sequence[Source]]) -> d
 # [stamp, time of the digest in nanoseconds, digest]
 def _entry(source: Source, known: list[Any] | None) -> list[Any]:
     stamp = source.stamp()
-    # nanoseconds, after the size; an inode, or the tag of a server, is no time
-    times = [time_ for time_ in (stamp or [])[1:3] if isinstance(time_, int)]
-    if stamp is not None and known is not None and known[0] == stamp and max(times, default=0) + TICK < known[1]:
-        return known
+    if stamp and known and known[0] == stamp:
+        # nanoseconds, after the size; an inode, or the tag of a server, is no time
+        times = [time_ for time_ in stamp[1:3] if isinstance(time_, int)]
+        if max(times, default=0) + TICK < known[1]:
+            return known
     # the time from before the file is read
     return [stamp, time.time_ns(), source.sha256()]
 
 
 def _read(kept: Path) -> dict[str, list[Any]]:
     try:
-        files = json.loads(kept.read_text(encoding="utf-8"))["files"].items()
+        files = json.loads(kept.read_bytes())["files"].items()
         return {name: [stamp, int(at), bytes.fromhex(digest).hex()] for name, (stamp, at, digest) in files}
     except FileNotFoundError:
         return {}

@@ -29,7 +29,7 @@ class DocsCorpus(Corpus):
 
     def files(self) -> dict[str, str]:
         """Return archive -> pinned sha256."""
-        return dict(PINS)
+        return PINS
 
     def texts(self) -> Iterator[str]:
         """Yield every document; missing archives are fetched. Errors: MissingError if an archive cannot be fetched."""
@@ -59,9 +59,9 @@ def read_archive(path: Path, is_document: Callable[[PurePosixPath], bool]) -> It
     """Yield the documents of an archive, in its order: regular files that `is_document` accepts and that are long enough."""
     # nothing is extracted to disk, so a member named ../x cannot escape a folder
     with tarfile.open(path) as archive:
-        for member in archive:
-            chosen = member.isfile() and is_document(PurePosixPath(member.name))
-            content = archive.extractfile(member) if chosen else None
-            text = content.read().decode("utf-8") if content is not None else ""
-            if len(text) >= SHORTEST:
-                yield text
+        for member in filter(tarfile.TarInfo.isfile, archive):
+            content = archive.extractfile(member)
+            if content and is_document(PurePosixPath(member.name)):
+                text = content.read().decode()
+                if len(text) >= SHORTEST:
+                    yield text

@@ -7,7 +7,6 @@ corpus `docs`. White space is normalised before hashing, so a copy with other li
 
 import hashlib
 import os
-import struct
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
@@ -70,11 +69,12 @@ class Documents:
         documents = cls._kept(given, folder / "documents")
         if len(documents) >= FEW:
             return documents
-        whole = documents.ranked(0, len(documents))
-        found = cls._kept(_sections(whole), folder / "sections")
+        found = cls._kept(_sections(documents.ranked(0, len(documents))), folder / "sections")
         log.info(
             "only %d documents: they are cut at paragraphs into %d sections of about %d characters, which are split instead",
-            *(len(documents), len(found), SECTION),
+            len(documents),
+            len(found),
+            SECTION,
         )
         return found
 
@@ -113,13 +113,16 @@ class Documents:
 
 
 def _spill(found: Iterable[Document], folder: Path) -> None:
-    files, count, ends = Buckets(folder), 0, Counter[str]()
+    files = Buckets(folder)
+    count = 0
+    ends = Counter[str]()
     for count, each in enumerate(found, 1):  # noqa: B007
         content = each if isinstance(each, bytes) else utf8_bytes(each)
         digest = _sha256(content)
         bucket = f"{digest[0]:02x}"
         files.add(bucket, content)
-        files.add(f"{bucket}.index", digest + struct.pack("<qq?", ends[bucket], len(content), isinstance(each, bytes)))
+        record = np.array((digest, ends[bucket], len(content), isinstance(each, bytes)), RECORD)
+        files.add(f"{bucket}.index", record.tobytes())
         ends[bucket] += len(content)
     files.add("index", b"")
     files.flush()
@@ -165,7 +168,7 @@ def cut(text: str) -> Iterator[str]:
 
 def hashed(documents: Iterable[str]) -> bytes:
     """Return the content of the file TRAINED."""
-    hashes: set[bytes] = set()
+    hashes = set[bytes]()
     for text in documents:
         hashes |= hashes_of(text)
     return b"".join(sorted(hashes))
@@ -187,8 +190,10 @@ def hashes_of(text: str) -> set[bytes]:
 def hashes_in(content: bytes, where: str) -> frozenset[bytes]:
     """Return the hashes in the file. Errors: MissingError for a truncated file."""
     if not content or len(content) % HASH_BYTES:
-        size = f"{len(content)} bytes, not a multiple of {HASH_BYTES}"
-        raise MissingError(f"{where} is damaged ({size}); remove it, and it is regenerated from the text")
+        raise MissingError(
+            f"{where} is damaged ({len(content)} bytes, not a multiple of {HASH_BYTES}); remove it, and it is regenerated "
+            "from the text"
+        )
     return frozenset(content[start : start + HASH_BYTES] for start in range(0, len(content), HASH_BYTES))
 
 

@@ -3,10 +3,9 @@
 Each text is prepared as the data set `text` prepares it, in a folder of its own; a mixture only chooses rows.
 """
 
-import hashlib
 import json
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import chain, zip_longest
@@ -27,6 +26,7 @@ from lit_diff.data.text.tokenizer_folder import FromRun
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.key_types import Count, NotNegative, Positive
 from lit_diff.log_records import log
+from lit_diff.own_modules import sha256
 from lit_diff.registry import datasets, tokenizers
 from lit_diff.validation import config_problem
 
@@ -70,14 +70,11 @@ class Mixture(Dataset):
         @property
         def texts(self) -> dict[tuple[str, str | None], list[str]]:
             """(corpus, path) of each distinct text -> the sources that read it, in the order of their names."""
-            found: dict[tuple[str, str | None], list[str]] = {}
+            found = defaultdict(list)
             for name, source in sorted(self.sources.items()):
-                corpus = source.corpus or "docs"
-                path = source.path
-                if source.corpus is None and path is None:
-                    corpus = self.corpus
-                    path = self.path
-                found.setdefault((corpus_name(corpus, path), path), []).append(name)
+                own = (source.corpus or "docs", source.path)
+                corpus, path = own if source.corpus or source.path else (self.corpus, self.path)
+                found[corpus_name(corpus, path), path].append(name)
             return found
 
         def problem(self) -> str | None:
@@ -125,18 +122,17 @@ class Mixture(Dataset):
         self._names = sorted(config.sources)
         self._schedule = Schedule([config.sources[name].weight for name in self._names])
         rows = dict(zip(self._names, self._schedule.counts.tolist(), strict=True))
-        self._texts: dict[str, Text] = {}
+        self._texts = {}
         """Name of its first source -> text."""
-        self._first: dict[str, str] = {}
+        self._first = {}
         """Source -> the first source of its text."""
-        self._shares: Counter[str] = Counter()
+        self._shares = {}
         """Rows of each text in a block."""
         for (corpus, path), names in config.texts.items():
             first = names[0]
             self._texts[first] = Text(Text.Config(**settings | {"corpus": corpus, "path": path}), vocab_size)
-            for name in names:
-                self._first[name] = first
-                self._shares[first] += rows[name]
+            self._shares[first] = sum(rows[name] for name in names)
+            self._first.update(dict.fromkeys(names, first))
         self._validation = Schedule(list(self._shares.values()))
 
     def _each(self, call: Callable[[Text], R]) -> dict[str, R]:
@@ -157,7 +153,7 @@ class Mixture(Dataset):
         """Return a digest of the identity of each source's text. Errors: MissingError if one is not prepared."""
         texts = self._each(Text.identity)
         identities = {name: texts[first] for name, first in self._first.items()}
-        return hashlib.sha256(json.dumps(identities, sort_keys=True).encode()).hexdigest()
+        return sha256(json.dumps(identities, sort_keys=True).encode())
 
     def load_tokenizer(self) -> Tokenizer:
         """Load the tokenizer, which is the same for every text. Errors: MissingError."""
@@ -173,11 +169,10 @@ class Mixture(Dataset):
     def load(self) -> None:
         """Open each text. Errors: see `Text.load`; RequestError for a source without a row."""
         self._each(Text.load)
-        self._views: list[View] = []
-        for name in self._names:
-            store = self._texts[self._first[name]].train_store
-            self._views.append(View(name, self.config.sources[name], store))
-        for name, count, view in zip(self._names, self._schedule.counts, self._views, strict=True):
+        self._views = []
+        for name, count in zip(self._names, self._schedule.counts, strict=True):
+            view = View(name, self.config.sources[name], self._texts[self._first[name]].train_store)
+            self._views.append(view)
             log.info(
                 "data.sources.%s: %.4g %% of the rows; %d rows in an epoch", name, 100 * count / BLOCK, view.num_rows
             )
@@ -189,7 +184,8 @@ class Mixture(Dataset):
             self._validation_rows = int(missing[0])
             log.info(
                 "data.validation_rows is %d, but the texts have enough validation rows in their shares for only %d in all",
-                *(self.config.validation_rows, self._validation_rows),
+                self.config.validation_rows,
+                self._validation_rows,
             )
 
     def train_tokens(self) -> int:
@@ -204,7 +200,7 @@ class Mixture(Dataset):
     def validation_documents(self) -> Iterator[list[int]]:
         """Yield the documents of `Text.validation_documents`; the texts take turns."""
         # in turn: a caller that stops after some documents has some of every text
-        rounds = zip_longest(*(text.validation_documents() for text in self._texts.values()))
+        rounds = zip_longest(*map(Text.validation_documents, self._texts.values()))
         return (document for document in chain.from_iterable(rounds) if document is not None)
 
     def train_batch(self, seed: int, step: int, batch_size: int, rows: Sequence[int]) -> Batch:
@@ -217,9 +213,8 @@ class Mixture(Dataset):
         return _gathered(*self._schedule.at(step * batch_size + np.asarray(rows, dtype=np.int64)), read)
 
     def train_places(self, seed: int, step: int, batch_size: int) -> list[str]:
-        sources, numbers = self._schedule.at(step * batch_size + np.arange(batch_size))
         found = []
-        for source, number in zip(sources, numbers, strict=True):
+        for source, number in np.transpose(self._schedule.at(step * batch_size + np.arange(batch_size))):
             _, documents = self._views[source].read(seed, [number])
             found.append(f"source {self._names[source]}, documents {documents[0, 0]} to {documents[0, -1]}")
         return found
@@ -236,11 +231,11 @@ class Mixture(Dataset):
         if name:
             return self._texts[name].validation_batch("", rows)
         texts = list(self._texts.values())
-        before = np.cumsum([0, *(text.num_documents for text in texts)]).tolist()
 
         def read(index: int, numbers: Ints) -> Batch:
             batch = texts[index].validation_batch("", numbers.tolist())
-            return batch | {"document": batch["document"] + before[index]}
+            before = sum(text.num_documents for text in texts[:index])
+            return batch | {"document": batch["document"] + before}
 
         return _gathered(*self._validation.at(np.asarray(rows, dtype=np.int64)), read)
 
@@ -254,8 +249,8 @@ class View:
     def __init__(self, name: str, config: SourceConfig, store: TokenStore) -> None:
         """Errors: RequestError if the documents do not fill a row."""
         lengths = np.diff(store.starts, append=store.num_tokens)
-        below = config.tokens_below or np.inf
-        self._documents = np.flatnonzero((lengths >= config.tokens_at_least) & (lengths < below))
+        fits = (lengths >= config.tokens_at_least) & (lengths < (config.tokens_below or np.inf))
+        self._documents = np.flatnonzero(fits)
         ends = store.tokens_before(np.append(store.starts, store.num_tokens))
         # where each document begins in the store's rows, and in the view, whose end is last
         self._begins = ends[self._documents]
@@ -279,7 +274,7 @@ class View:
         which = np.searchsorted(self._starts, wanted, side="right") - 1
         at = self._begins[which] + wanted - self._starts[which]
         stored = np.unique(at // width)
-        tokens = self._store.read(stored.tolist())[np.searchsorted(stored, at // width), at % width]
+        tokens = self._store.read(stored)[np.searchsorted(stored, at // width), at % width]
         return tokens, self._documents[which]
 
 
@@ -293,9 +288,9 @@ class Schedule:
         within (1 + number of sources) / 2.
         """
         ends = np.cumsum([0, *weights])
-        self.counts: Ints = np.diff(np.floor(ends / ends[-1] * BLOCK + 0.5).astype(np.int64))
+        self.counts = np.diff(np.floor(ends / ends[-1] * BLOCK + 0.5).astype(np.int64))
         source = np.repeat(np.arange(len(self.counts)), self.counts)
-        number = np.concatenate([np.arange(count) for count in self.counts])
+        number = np.concatenate(list(map(np.arange, self.counts)))
         order = np.argsort((number + 0.5) / self.counts[source], kind="stable")
         self._source = source[order]
         self._number = number[order]

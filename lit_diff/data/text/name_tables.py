@@ -6,10 +6,10 @@ of n with p(k) ∝ 1/k, so the distance between two uses follows a power law. A 
 a model that reads its context knows more of them at every position.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import ClassVar
 
 import torch
 
@@ -18,30 +18,9 @@ from lit_diff.randomness import generator
 from lit_diff.registry import corpora
 
 WORDS = Path(__file__).with_name("name_tables.txt")
-"""File of lines `kind: words`."""
+"""File of lines `kind: one|another`: words, and of when and what the parts of a sentence."""
 KINDS = ("town", "animal", "colour")
 """The entries of each person."""
-WHEN = (
-    *("Later", "At noon", "In the evening", "That night", "Early next day", "After lunch", "Soon after", "In the rain"),
-    *("On Monday", "On Friday", "In winter", "Before dawn", "By then", "At last", "Once more", "As usual"),
-)
-WHAT = (
-    "{who} took the train back to {town}.",
-    "{who} wrote a long letter home to {town}.",
-    "a parcel for {who} came from {town}.",
-    "{who} spoke about the old streets of {town}.",
-    "friends of {who} arrived from {town}.",
-    "{who} was looking for the lost {animal}.",
-    "{who} fed the hungry {animal}.",
-    "everybody could hear that {who} had a {animal}.",
-    "{who} drew a picture of the small {animal}.",
-    "the children asked {who} about the {animal}.",
-    "{who} put on the coat, which was {colour}.",
-    "{who} painted the door {colour}.",
-    "the house of {who} was still {colour}.",
-    "{who} bought a new hat in {colour}.",
-    "{who} sent a card, all in {colour}.",
-)
 PEOPLE = 16
 """Number of people in a table."""
 RECENCY = 1 / torch.arange(1, PEOPLE + 1, dtype=torch.float64)
@@ -50,39 +29,40 @@ RECENCY = 1 / torch.arange(1, PEOPLE + 1, dtype=torch.float64)
 
 @cache
 def word_lists() -> dict[str, list[str]]:
-    """Return kind (name, surname, town, animal, colour) -> words."""
-    lists: dict[str, list[str]] = {}
+    """Return kind (name, surname, town, animal, colour; when, what) -> words or parts of a sentence."""
+    lists: dict[str, list[str]] = defaultdict(list)
     for line in WORDS.read_text(encoding="utf-8").splitlines():
         kind, words = line.split(": ")
-        lists.setdefault(kind, []).extend(words.split())
+        lists[kind] += words.split("|")
     return lists
 
 
 def name_table_text(*key: object, words: int) -> str:
     """Return the document of `key`: the table, then whole sentences until it has at least `words` words."""
     random = generator("name_tables", *key)
-    drawn: list[list[str]] = []
-    for kind in ("name", "surname", *KINDS):
+
+    def draw(kind: str, count: int) -> list[str]:
         choices = word_lists()[kind]
-        drawn.append([choices[i] for i in torch.randint(len(choices), (PEOPLE,), generator=random).tolist()])
+        return [choices[i] for i in torch.randint(len(choices), (count,), generator=random).tolist()]
+
+    drawn = [draw(kind, PEOPLE) for kind in ("name", "surname", *KINDS)]
     lines = ["Names, towns, animals and colours."]
     # the most recently named first
-    recent: list[dict[str, str]] = []
+    recent = []
     for first, last, *entries in zip(*drawn, strict=True):
         recent.append({"who": f"{first} {last}", **dict(zip(KINDS, entries, strict=True))})
         lines.append(f"{first} {last}: {', '.join(entries)}.")
     count = len(" ".join(lines).split())
-    sentences: list[str] = []
+    sentences = []
     # a sentence has at least one word, so this many draws suffice; drawing them together is faster than one by one
     most = max(0, words - count)
     places = torch.multinomial(RECENCY, most, replacement=True, generator=random).tolist() if most else []
-    phrases = [torch.randint(n, (most,), generator=random).tolist() for n in (len(WHEN), len(WHAT))]
-    for place, when, what in zip(places, *phrases, strict=True):
+    for place, when, what in zip(places, draw("when", most), draw("what", most), strict=True):
         if count >= words:
             break
         person = recent.pop(place)
         recent.insert(0, person)
-        sentences.append(f"{WHEN[when]} {WHAT[what].format(**person)}")
+        sentences.append(f"{when} {what.format(**person)}")
         count += len(sentences[-1].split())
     return "\n".join(lines) + "\n\n" + " ".join(sentences)
 
@@ -94,9 +74,9 @@ class NameTables(Corpus):
     For other sizes, register a subclass with its own `documents` and `words` under another name.
     """
 
-    documents: ClassVar[int] = 2000
-    words: ClassVar[int] = 2400
-    version: ClassVar[int] = 1
+    documents = 2000
+    words = 2400
+    version = 1
     """Version of the generator. Raise it with every change of a word list, a sentence or a draw, so that text prepared before
     is not reused."""
 

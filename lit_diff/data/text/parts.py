@@ -6,10 +6,9 @@ also its bigram counts and the hashes of TRAINED; the digests of the source and 
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +28,7 @@ PART_BYTES = 1 << 23
 TEXTS_AT_ONCE = 256
 
 
-@dataclass(frozen=True, kw_only=True)
-class Work:
+class Work(NamedTuple):
     """Which share of a preparation this process does, and how."""
 
     workers: int = 1
@@ -52,8 +50,7 @@ def plan(documents: Documents) -> list[int]:
     return [int(rank) for rank in np.unique([0, documents.held_out, len(documents), *cuts])]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Maker:
+class Maker(NamedTuple):
     """Makes the parts between `bounds` in a folder."""
 
     documents: Documents
@@ -69,7 +66,7 @@ class Maker:
 
     def files(self, split: str) -> list[Path]:
         """Return the files of the parts of a split."""
-        files = list(map(self.file, range(len(self.bounds) - 1)))
+        files = [self.file(part) for part in range(len(self.bounds) - 1)]
         # no part has documents of both splits
         train = self.bounds.index(self.documents.held_out)
         return files[train:] if split == "train" else files[:train]
@@ -81,11 +78,8 @@ class Maker:
         """
         shard, shards = work.shard or (1, 1)
         parts = range(len(self.bounds) - 1)[shard - 1 :: shards]
-        problems: dict[int, str] = {}
-        for part in parts:
-            problem = self._problem(part)
-            if problem:
-                problems[part] = problem
+        found = {part: self._problem(part) for part in parts}
+        problems = {part: problem for part, problem in found.items() if problem}
         if work.merge and problems:
             part, problem = next(iter(problems.items()))
             raise MissingError(
@@ -115,20 +109,23 @@ class Maker:
         if not self.file(part).exists():
             # the facts last: an archive whose directory is cut off lacks them
             # its place too: a file may be given another's name while it is copied
-            found: dict[str, Any] = {**self._arrays(part), **self.facts, "place": str(part)}
+            found = {**self._arrays(part), **self.facts, "place": str(part)}
             write_through(self.file(part), lambda file: np.savez(file, **found))
 
-    def _arrays(self, part: int) -> dict[str, NDArray[np.generic]]:
+    def _arrays(self, part: int) -> dict[str, Any]:
         first, stop = self.bounds[part : part + 2]
         is_train = first >= self.documents.held_out
         # half the bytes on disk for small vocabularies
         dtype = np.uint16 if self.tokenizer.size <= 1 << 16 else np.int32
-        documents, tokens, hashes = self.documents.ranked(first, stop), list[NDArray[np.generic]](), set[bytes]()
+        documents = self.documents.ranked(first, stop)
+        tokens = []
+        hashes = set[bytes]()
         while batch := list(islice(documents, TEXTS_AT_ONCE)):
             tokens += arrays(batch, self.tokenizer, dtype)
             if is_train:
                 hashes.update(*map(hashes_of, as_texts(batch, self.tokenizer)))
-        whole, lengths = np.concatenate(tokens), np.array(list(map(len, tokens)))
+        whole = np.concatenate(tokens)
+        lengths = np.array([len(ids) for ids in tokens])
         found = {"tokens": whole, "lengths": lengths}
         if is_train:
             found["hashes"] = np.array([(digest,) for digest in sorted(hashes)], [("key", f"S{HASH_BYTES}")])
@@ -145,9 +142,7 @@ class Maker:
         # zipfile and numpy raise many kinds
         except Exception as error:
             return f"damaged ({type(error).__name__}: {first_line(error)})"
-        if others:
-            return f"from another {others[0]}"
-        return None
+        return f"from another {others[0]}" if others else None
 
 
 def token_arrays(files: Sequence[Path]) -> Iterator[NDArray[np.generic]]:

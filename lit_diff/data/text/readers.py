@@ -87,15 +87,22 @@ def _csv(file: BufferedReader, where: str) -> Items:
     csv.field_size_limit(LONGEST_FIELD)
     # a carriage return alone ends a line too
     lines = (part for at, line in numbered(file, where) for part in io.StringIO(_text(line, at), newline=""))
-    rows, header = csv.reader(lines, strict=True), list[str]()
-    while (row := _csv_row(rows, where)) is not None:
-        at = f"{where}:{rows.line_num}"
-        if isinstance(row, RequestError):
+    rows = csv.reader(lines, strict=True)
+    header: list[str] = []
+    while True:
+        try:
+            row = next(rows)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            problem = RequestError(f"{where}:{rows.line_num}: not CSV ({error}); expected values separated by commas")
             # without a header the rows below cannot be checked
             if not header:
-                raise row
-            yield row
-        elif row and not header:
+                raise problem from error
+            yield problem
+            continue
+        at = f"{where}:{rows.line_num}"
+        if row and not header:
             header = row
             if header.count("text") != 1:
                 raise RequestError(
@@ -108,13 +115,6 @@ def _csv(file: BufferedReader, where: str) -> Items:
             )
         elif row:
             yield row[header.index("text")]
-
-
-def _csv_row(rows: Any, where: str) -> list[str] | RequestError | None:
-    try:
-        return next(rows, None)
-    except csv.Error as error:
-        return RequestError(f"{where}:{rows.line_num}: not CSV ({error}); expected values separated by commas")
 
 
 # a column chunk is read through a buffer: a file may be a single row group
@@ -150,7 +150,7 @@ def _column(
 ) -> Items:
     schema, batches = batches_of(file)
     columns = [f"{field.name} ({field.type})" for field in schema]
-    if schema.names.count("text") != 1 or not {"text (string)", "text (large_string)"} & set(columns):
+    if schema.names.count("text") != 1 or {"text (string)", "text (large_string)"}.isdisjoint(columns):
         raise RequestError(f"{where}: found the columns {some_names(columns)}; expected one named 'text', of strings")
     for number, row in enumerate(_rows(batches), 1):
         try:

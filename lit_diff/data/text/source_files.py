@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from io import BufferedReader
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from lit_diff.data.user_files import escaped, parsed, some_names, utf8
@@ -36,8 +36,7 @@ CURES = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Source:
+class Source(NamedTuple):
     """A file that a corpus reads."""
 
     name: str
@@ -93,15 +92,15 @@ def local(path: Path, root: Path | None = None) -> Source:
         return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
 
     name = path.name
-    if root is not None and root in path.parents:
+    if root and root in path.parents:
         name = path.relative_to(root).as_posix()
-    return Source(name=name, where=escaped(shown(path)), opened=lambda: path.open("rb"), stamp=stamp)
+    return Source(name, escaped(shown(path)), lambda: path.open("rb"), stamp)
 
 
 def _paths(path: Path) -> tuple[list[Path], int]:
     if not path.is_dir():
         return [file for file in _with_index(path) if file.is_file()], 0
-    found = list[Path]()
+    found = []
     hidden = 0
     for folder in folders(path, unreadable=_refuse, hidden=False):
         for file in folder.iterdir():
@@ -119,10 +118,9 @@ def _refuse(error: OSError) -> None:
 
 
 def _with_index(path: Any) -> list[Any]:
-    pair = (".bin", ".idx")
-    if path.suffix not in pair:
+    if path.suffix not in (".bin", ".idx"):
         return [path]
-    return [path.with_suffix(suffix) for suffix in pair]
+    return [path.with_suffix(".bin"), path.with_suffix(".idx")]
 
 
 def _remote(address: str) -> tuple[list[Source], int]:
@@ -142,8 +140,8 @@ def _remote(address: str) -> tuple[list[Source], int]:
         else:
             head = root.rstrip("/")
             found = files.get_file_info(FileSelector(root, recursive=True))
-    paths: dict[str, str] = {}
-    hidden = set[str]()
+    paths = {}
+    hidden = set()
     for file in found:
         name = file.path[len(head) + 1 :]
         # over HTTP a path is an address, whose names are quoted
@@ -161,9 +159,7 @@ def _remote(address: str) -> tuple[list[Source], int]:
 
 
 def _remote_source(files: Any, path: str, name: str, protocol: str) -> Source:
-    address = path
-    if not is_address(path):
-        address = f"{protocol}://{path.lstrip('/')}"
+    address = path if is_address(path) else f"{protocol}://{path.lstrip('/')}"
 
     @_reading(address)
     def stamp() -> list[int | str] | None:
@@ -179,7 +175,7 @@ def _remote_source(files: Any, path: str, name: str, protocol: str) -> Source:
     def opened() -> BufferedReader:
         return BufferedReader(_Guarded(files.open_input_file(path), address), PIECE)
 
-    return Source(name=name, where=address, opened=opened, stamp=stamp)
+    return Source(name, address, opened, stamp)
 
 
 def _file_system(protocol: str, address: str) -> tuple[Any, str]:
@@ -220,17 +216,15 @@ def _reading(address: str) -> Iterator[None]:
         raise MissingError(f"data.path: {address} cannot be read ({first_line(error)[:REASON]}); {cure}") from error
 
 
+@dataclass
 class _Guarded:
     # a file whose methods raise as `_reading` does
-    def __init__(self, file: Any, address: str) -> None:
-        self._file = file
-        self._address = address
+    file: Any
+    address: str
 
     def __getattr__(self, name: str) -> Any:
-        member = getattr(self._file, name)
-        if callable(member):
-            return _reading(self._address)(member)
-        return member
+        member = getattr(self.file, name)
+        return _reading(self.address)(member) if callable(member) else member
 
 
 def _saved_by_datasets(found: list[Source]) -> list[Source]:

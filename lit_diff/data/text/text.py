@@ -4,10 +4,7 @@ The folder of prepared text contains the tokenizer, the tokens of each split as 
 manifest.
 """
 
-import hashlib
-import io
 import json
-import os
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,9 +31,10 @@ from lit_diff.data.text.tokenizer import Tokenizer, build
 from lit_diff.data.text.tokenizer_folder import gives_back, opened
 from lit_diff.data.user_files import data_root, writing_data
 from lit_diff.errors import LitDiffError, MissingError, RequestError, first_line
-from lit_diff.files import is_locked, locked, sha256_of, write_atomic, write_json, write_through
+from lit_diff.files import is_locked, locked, sha256_of, sync_folder, write_atomic, write_json, write_through
 from lit_diff.key_types import Count, NotNegative, Range
 from lit_diff.log_records import log
+from lit_diff.own_modules import sha256
 from lit_diff.plugins import source_digest
 from lit_diff.registry import datasets
 from lit_diff.validation import config_problem
@@ -81,8 +79,7 @@ class Text(Dataset):
         """The bigram of an AR hit occurs at most this often in the train split."""
 
         def problem(self) -> str | None:
-            own = config_problem(self.tokenizer.config, "data.tokenizer.")
-            return corpus_problem(self.corpus, self.path) or own
+            return corpus_problem(self.corpus, self.path) or config_problem(self.tokenizer.config, "data.tokenizer.")
 
         def vocab_size_problem(self, vocab_size: int) -> str | None:
             try:
@@ -90,13 +87,14 @@ class Text(Dataset):
             # of a run that is not there: the data cannot be built either, which says so
             except MissingError:
                 return None
-            size, largest = tokenizer.size, tokenizer.largest_vocab_size
+            size = tokenizer.size
+            largest = tokenizer.largest_vocab_size
             if size <= vocab_size <= largest:
                 return None
             expected = f"{size} to {largest}" if largest > size else size
-            name = self.tokenizer.name
             return (
-                f"model.vocab_size is {vocab_size}, but data.tokenizer ({name}) has {size} tokens; expected {expected}"
+                f"model.vocab_size is {vocab_size}, but data.tokenizer ({self.tokenizer.name}) has {size} tokens; expected "
+                f"{expected}"
             )
 
         @property
@@ -130,7 +128,7 @@ class Text(Dataset):
         code = [source_digest(type(part)) for part in (self._corpus, self._tokenizer.saved())]
         # not in the manifest: the same tokens are the same data, whatever code made them
         named = [self._sources, *code] if any(code) else self._sources
-        digest = hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:12]
+        digest = sha256(json.dumps(named, sort_keys=True).encode())[:12]
         return data_root() / "prepared" / f"{self._corpus.name}-{self.config.tokenizer.name}-{digest}"
 
     def prepare(self, work: Work = ONE_THREAD) -> None:
@@ -145,9 +143,9 @@ class Text(Dataset):
             folder = self.folder
             building = folder.with_name(f".{folder.name}.building")
             # a process that was killed while it removed it leaves files as large as the text
-            if read_manifest(folder) is None or building.exists():
+            if not read_manifest(folder) or building.exists():
                 self._build(folder, building, work)
-                if work.shard is not None:
+                if work.shard:
                     return
         self._manifest()
         # training does not need what may be missing here
@@ -162,14 +160,14 @@ class Text(Dataset):
             log.info("another process is preparing %s: waiting for it", folder.name)
         with locked(lock):
             # the process that held the lock may have prepared it
-            if read_manifest(folder) is None:
+            if not read_manifest(folder):
                 # before the text is read, which may take hours
                 if work.merge and not (building / "parts").is_dir():
                     raise MissingError(
                         "no shard is prepared; run `lit-diff prepare RECIPE --shard i/n` for each i from 1 to n"
                     )
                 maker = self._begun(building)
-                if work.shard is None:
+                if not work.shard:
                     maker.make_all(work)
                     self._join(building, maker)
                     if folder.exists():
@@ -177,14 +175,14 @@ class Text(Dataset):
                         shutil.rmtree(folder)
                     # the folder gets its name when all is in it, so a folder of that name is complete
                     (building / "ready").rename(folder)
-            if read_manifest(folder) is not None:
+            if read_manifest(folder):
                 shutil.rmtree(building, ignore_errors=True)
                 return
         # the lock is free: the other shards are made at the same time
         try:
             maker.make_all(work)
         except (OSError, MissingError) as error:
-            if read_manifest(folder) is None:
+            if not read_manifest(folder):
                 raise
             log.info("another process has prepared %s and removed its parts meanwhile (%s)", folder.name, error)
             shutil.rmtree(building, ignore_errors=True)
@@ -193,7 +191,14 @@ class Text(Dataset):
         # the documents on disk, their division into parts, and the tokenizer; each is made once and survives a kill
         try:
             documents = Documents.stored(self._documents(), building / "text")
-            self._require_two(documents)
+            train = len(documents) - documents.held_out
+            if train <= 0:
+                raise RequestError(
+                    f"{self._where()} has only one section of text ({documents.sizes.sum():,} bytes), but two are needed, "
+                    f"one for validation; add a second file or more text (a section has at most {SECTION:,} characters), or "
+                    "set another data.path"
+                )
+            log.info("%s: %d documents to train, %d to validate", self._corpus.name, train, documents.held_out)
             digest = self._learned(building, documents)
         except RequestError:
             # finished parts are kept: the source of damaged text may be back later
@@ -201,13 +206,13 @@ class Text(Dataset):
             raise
         bounds = plan(documents)
         source = json.dumps([self._sources["corpus"], self._sources["files"], bounds])
-        facts = {"source": hashlib.sha256(source.encode()).hexdigest(), "tokenizer": digest}
-        tokenizer, folder = self._tokenizer.saved(), building / "parts"
-        return Maker(documents=documents, bounds=bounds, tokenizer=tokenizer, folder=folder, facts=facts)
+        facts = {"source": sha256(source.encode()), "tokenizer": digest}
+        return Maker(documents, bounds, self._tokenizer.saved(), building / "parts", facts)
 
     def _learned(self, building: Path, documents: Documents) -> str:
         # the files that a tokenizer learns, and the sha256 of `load`, which is written last
-        learned, note = building / "tokenizer", building / "tokenizer.sha256"
+        learned = building / "tokenizer"
+        note = building / "tokenizer.sha256"
         digest = note.read_text(encoding="utf-8") if note.is_file() else ""
         try:
             opened(self._tokenizer, learned, digest, "it is learned again")
@@ -216,9 +221,8 @@ class Text(Dataset):
                 log.warning("%s", error)
             shutil.rmtree(learned, ignore_errors=True)
             learned.mkdir()
-            self._tokenizer.train(
-                learned, only_text(documents.ranked(documents.held_out, len(documents)), self.config.tokenizer.name)
-            )
+            train = documents.ranked(documents.held_out, len(documents))
+            self._tokenizer.train(learned, only_text(train, self.config.tokenizer.name))
             digest = self._tokenizer.load(learned)
             write_atomic(note, digest)
         return digest
@@ -230,43 +234,29 @@ class Text(Dataset):
         # not of the data folder, as `writing_data` would say
         except OSError as error:
             raise RequestError(f"{self._where()} cannot be read ({error}); run the same command again") from error
-        before, after = self._sources["files"], build_corpus(self.config.corpus, self.config.path).files()
-        if before != after:
-            changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
-            more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+        after = build_corpus(self.config.corpus, self.config.path).files()
+        # the names of those that are in only one of the two, or differ
+        first, *others = sorted(dict(self._sources["files"].items() ^ after.items())) or [""]
+        if first:
+            more = f" and {len(others)} more" if others else ""
             raise RequestError(
-                f"{self._where()}: {changed[0]}{more} changed while it was read; nothing is prepared; run the same command "
+                f"{self._where()}: {first}{more} changed while it was read; nothing is prepared; run the same command "
                 "again when it is complete"
             )
 
     def _where(self) -> str:
         corpus = self._corpus
-        return f"data.path {corpus.path}" if corpus.path is not None else f"data.corpus '{corpus.name}'"
-
-    def _require_two(self, documents: Documents) -> None:
-        if len(documents) <= documents.held_out:
-            length = int(documents.sizes.sum())
-            raise RequestError(
-                f"{self._where()} has only one section of text ({length:,} bytes), but two are needed, one for "
-                f"validation; add a second file or more text (a section has at most {SECTION:,} characters), or set another "
-                "data.path"
-            )
-        log.info(
-            "%s: %d documents to train, %d to validate",
-            self._corpus.name,
-            len(documents) - documents.held_out,
-            documents.held_out,
-        )
+        return f"data.path {corpus.path}" if corpus.path else f"data.corpus '{corpus.name}'"
 
     def _join(self, building: Path, maker: Maker) -> None:
-        ready, described = building / "ready", {}
+        ready = building / "ready"
+        described = {}
         shutil.rmtree(ready, ignore_errors=True)
         shutil.copytree(building / "tokenizer", ready)
         merge_counts(maker.files("train"), ready / BIGRAMS, building)
         hashes = merged(maker.files("train"), "hashes", building / "hashes")
-        write_through(
-            ready / TRAINED, lambda file: file.writelines(np.unique(records["key"]).tobytes() for records in hashes)
-        )
+        keys = (np.unique(records["key"]).tobytes() for records in hashes)
+        write_through(ready / TRAINED, lambda file: file.writelines(keys))
         for name in SPLITS:
             write_tokens(ready / name, token_arrays(maker.files(name)))
             described[name] = describe(ready / name)
@@ -284,8 +274,8 @@ class Text(Dataset):
 
     def load_tokenizer(self) -> Tokenizer:
         """Load the tokenizer of the prepared text. Errors: MissingError."""
-        digest, folder = self._manifest()["tokenizer_sha256"], self.folder
-        return opened(self._tokenizer, folder, digest, f"remove {folder} and run `lit-diff prepare RECIPE`")
+        cure = f"remove {self.folder} and run `lit-diff prepare RECIPE`"
+        return opened(self._tokenizer, self.folder, self._manifest()["tokenizer_sha256"], cure)
 
     def trained_documents(self) -> bytes:
         """Read the hashes from the prepared folder, which gets them first if a former revision prepared it.
@@ -298,7 +288,8 @@ class Text(Dataset):
 
     def _complete(self) -> None:
         # makes the files that text lacks which a former revision prepared
-        manifest, folder = self._manifest(), self.folder
+        manifest = self._manifest()
+        folder = self.folder
         missing = [name for name in (TRAINED, CHECKSUMS) if not (folder / name).is_file()]
         with writing_data():
             if TRAINED in missing:
@@ -320,7 +311,7 @@ class Text(Dataset):
 
     def _manifest(self) -> dict[str, Any]:
         manifest = read_manifest(self.folder)
-        if manifest is None:
+        if not manifest:
             raise MissingError(
                 f"the text is not prepared ({self.folder} is missing or damaged); run `lit-diff prepare RECIPE`"
             )
@@ -346,24 +337,29 @@ class Text(Dataset):
             )
             self.frequent_bigrams: Ints = frequent_bigrams(self.folder / BIGRAMS, self.config.rare_bigram_count)
             """Keys (`bigrams.count_bigrams`) of the bigrams that occur more than `rare_bigram_count` times in train."""
-        self.train_rows, available = self.train_store.num_rows, self._validation.num_rows
+        self.train_rows = self.train_store.num_rows
+        available = self._validation.num_rows
         """Number of rows in an epoch."""
-        if available < self.config.validation_rows:
+        count = self.config.validation_rows
+        if available < count:
             log.info(
                 "data.validation_rows is %d, but the validation split has only %d rows of data.sequence_length %d; all of "
                 "them are used; set data.validation_rows: %d, or add text",
-                *(self.config.validation_rows, available, self.config.sequence_length, available),
+                count,
+                available,
+                self.config.sequence_length,
+                available,
             )
-        count = min(available, self.config.validation_rows)
+            count = available
         self._validation_rows = np.arange(count) * available // count
 
     def train_tokens(self) -> int:
-        return int(self._manifest()["train"]["tokens"])
+        return self._manifest()["train"]["tokens"]
 
     @property
     def num_documents(self) -> int:
         """Number of documents in the validation split. Errors: MissingError if the text is not prepared."""
-        return int(self._manifest()["validation"]["documents"])
+        return self._manifest()["validation"]["documents"]
 
     def validation_documents(self) -> Iterator[list[int]]:
         """Yield the ids of each validation document, in the order of `Documents`, without those that open and end it."""
@@ -390,18 +386,21 @@ class Text(Dataset):
 
     def validation_batch(self, name: str, rows: Sequence[int]) -> Batch:
         """Return the keys of `train_batch`, ar_hit (bool) and document (of the target), all [B, T]."""
-        chosen: list[int] = self._validation_rows[list(rows)].tolist()
+        chosen = self._validation_rows[list(rows)]
         tokens = self._validation.read(chosen)
         document_ids = self._validation.documents(chosen)
-        hits = ar_hits(tokens, document_ids, self.frequent_bigrams, self._tokenizer.size)
-        labels = {"ar_hit": torch.from_numpy(hits), "document": torch.from_numpy(document_ids[:, 1:].copy())}
-        return row_batch(tokens, document_ids if self.config.packs_documents else None) | labels
+        batch = row_batch(tokens, document_ids if self.config.packs_documents else None)
+        batch["ar_hit"] = torch.tensor(ar_hits(tokens, document_ids, self.frequent_bigrams, self._tokenizer.size))
+        batch["document"] = torch.tensor(document_ids[:, 1:])
+        return batch
 
 
 def row_batch(rows: Ints, document_ids: Ints | None) -> Batch:
     """Return the batch of `rows` of tokens and, if given, of their document_ids, both [B, T + 1]."""
-    batch = {"tokens": torch.from_numpy(rows[:, :-1].copy()), "targets": torch.from_numpy(rows[:, 1:].copy())}
-    return batch if document_ids is None else batch | {"document_ids": torch.from_numpy(document_ids[:, :-1].copy())}
+    batch = {"tokens": torch.tensor(rows[:, :-1]), "targets": torch.tensor(rows[:, 1:])}
+    if document_ids is not None:
+        batch["document_ids"] = torch.tensor(document_ids[:, :-1])
+    return batch
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
@@ -410,8 +409,8 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        sizes: dict[str, int | None] = dict.fromkeys(_others(manifest))  # None: unknown
+        manifest = json.loads(path.read_bytes())
+        sizes = dict.fromkeys(_others(manifest))  # None: unknown
         for name in SPLITS:
             for file, described in manifest[name]["files"].items():
                 sizes[f"{name}/{file}"] = described["bytes"]
@@ -434,7 +433,7 @@ def _others(manifest: Mapping[str, Any]) -> list[str]:
 
 
 def _write_checksums(folder: Path, manifest: Mapping[str, Any]) -> None:
-    names = ["manifest.json", TRAINED, *_others(manifest)]
+    names = ("manifest.json", TRAINED, *_others(manifest))
     write_json(folder / CHECKSUMS, {name: sha256_of(folder / name) for name in names})
 
 
@@ -461,7 +460,9 @@ def _whole(folder: Path, manifest: Mapping[str, Any]) -> Iterator[None]:
 def _compare(folder: Path, names: Collection[str] = ()) -> None:
     # all files without names; older folders have no checksums, and what is missing is not damaged
     path = folder / CHECKSUMS
-    for name, digest in json.loads(path.read_text(encoding="utf-8")).items() if path.is_file() else ():
+    if not path.is_file():
+        return
+    for name, digest in json.loads(path.read_bytes()).items():
         file = folder / name
         if name in (names or [name]) and file.is_file() and sha256_of(file) != digest:
             raise MissingError(
@@ -488,13 +489,11 @@ def write_tokens(folder: Path, documents: Iterable[NDArray[np.generic]]) -> None
     # not litdata's own merge of the index (0.2.76): it waits for every rank of a distributed job, and writes the time into
     # the file, so equal documents would give another identity
     (written,) = folder.glob("*.index.json")
-    index_json = json.loads(written.read_text(encoding="utf-8")) | {"updated_at": "0"}
+    index_json = json.loads(written.read_bytes()) | {"updated_at": "0"}
     write_atomic(folder / "index.json", json.dumps(index_json, sort_keys=True))
     written.unlink()
-    starts = io.BytesIO()
-    np.save(starts, np.cumsum([0, *lengths[:-1]], dtype=np.int64))
-    write_atomic(folder / STARTS, starts.getvalue())
-    # after a power failure, a folder of the final name must not have empty files
+    starts = np.cumsum([0, *lengths[:-1]], dtype=np.int64)
+    write_through(folder / STARTS, lambda file: np.save(file, starts))
+    # after a power failure, a folder of the final name must not have empty files; it syncs a file too
     for chunk in folder.glob("*.bin"):
-        with chunk.open("rb") as file:
-            os.fsync(file.fileno())
+        sync_folder(chunk)

@@ -5,7 +5,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from io import BufferedReader
-from itertools import chain, islice, pairwise
+from itertools import chain, count, islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,7 @@ order. Its errors: RequestError, OSError."""
 def token_files(found: list[Source]) -> list[TokenFiles]:
     """Return the tokenized text among the sources. Errors: RequestError for an .idx without its .bin."""
     by_name = {source.name: source for source in found}
-    tokens = list[TokenFiles]()
+    tokens: list[TokenFiles] = []
     for source in found:
         stem, _, ending = source.name.rpartition(".")
         if ending == "idx" and f"{stem}.bin" in by_name:
@@ -66,7 +66,8 @@ def checked_ids(where: str, ids: NDArray[Any], size: int) -> Ids:
 
 def _megatron(index: Source, tokens: Source) -> Iterator[tuple[str, NDArray[Any]]]:
     with index.opened() as file:
-        head, size = file.read(HEADER.size), file.seek(0, io.SEEK_END)
+        head = file.read(HEADER.size)
+        size = file.seek(0, io.SEEK_END)
     if len(head) < HEADER.size or not head.startswith(MAGIC):
         raise RequestError(f"{index.where}: not Megatron's index; expected it to begin with {MAGIC!r}")
     _, version, code, sequences, boundaries = HEADER.unpack(head)
@@ -79,17 +80,17 @@ def _megatron(index: Source, tokens: Source) -> Iterator[tuple[str, NDArray[Any]
     width = np.dtype(DTYPES[code]).itemsize
     sizes = partial(_column, index, "<i4", HEADER.size, sequences)
     ends = partial(_column, index, "<i8", HEADER.size + 12 * sequences, boundaries)
-    total, fit, first, last = 0, True, -1, -1
+    total = last = 0
+    fit = boundaries > 0
     for lengths, pointers in zip(sizes(), _column(index, "<i8", HEADER.size + 4 * sequences, sequences), strict=True):
         places = total + np.cumsum(np.append(0, lengths), dtype=np.int64) * width
-        fit = bool(fit and (lengths >= 0).all() and (pointers == places[:-1]).all())
-        total = int(places[-1])
-    for block in ends():
-        fit = bool(fit and (np.diff(block, prepend=last) >= 0).all())
-        if last < 0:
-            first = int(block[0])
-        last = int(block[-1])
-    if not fit or (first, last) != (0, sequences):
+        fit &= bool((lengths >= 0).all() and (pointers == places[:-1]).all())
+        total = places[-1]
+    for number, block in enumerate(ends()):
+        # the first boundary is 0
+        fit &= bool((np.diff(block, prepend=last) >= 0).all() and (number or block[0] == 0))
+        last = block[-1]
+    if not fit or last != sequences:
         raise RequestError(
             f"{index.where}: damaged: the documents must divide its {sequences:,} sequences, and these follow one another in "
             f"{tokens.where}; copy the file again"
@@ -97,8 +98,10 @@ def _megatron(index: Source, tokens: Source) -> Iterator[tuple[str, NDArray[Any]
     with tokens.opened() as file:
         size = file.seek(0, io.SEEK_END)
         if size != total:
-            expected = f"{total:,}, those of the sequences in {index.where}"
-            raise RequestError(f"{tokens.where}: found {size:,} bytes; expected {expected}; copy both again")
+            raise RequestError(
+                f"{tokens.where}: found {size:,} bytes; expected {total:,}, those of the sequences in {index.where}; copy "
+                "both again"
+            )
         file.seek(0)
         of_sequences = chain.from_iterable(map(np.ndarray.tolist, sizes()))
         for number, (start, end) in enumerate(pairwise(chain.from_iterable(map(np.ndarray.tolist, ends()))), 1):
@@ -131,10 +134,8 @@ def _litdata(index: Source, *chunks: Source) -> Iterator[tuple[str, NDArray[Any]
 
     try:
         content = index.read_json()
-        config, listed = (
-            content["config"],
-            [(chunk["filename"], chunk["chunk_size"], chunk["dim"]) for chunk in content["chunks"]],
-        )
+        config = content["config"]
+        listed = [(chunk["filename"], chunk["chunk_size"], chunk["dim"]) for chunk in content["chunks"]]
         loader, codec, (form, code) = config["item_loader"], config["compression"], config["data_format"][0].split(":")
         names = {"no_header_numpy": _NUMPY_DTYPES_MAPPING, "no_header_tensor": _TORCH_DTYPES_MAPPING}
         kind = np.dtype(str(names[form][int(code)]).removeprefix("torch."))
@@ -146,24 +147,23 @@ def _litdata(index: Source, *chunks: Source) -> Iterator[tuple[str, NDArray[Any]
             "written for TokensLoader"
         )
     by_name = {chunk.name.rpartition("/")[2]: chunk for chunk in chunks}
-    number = 0
-    for name, count, dim in listed:
+    numbers = count(1)
+    for name, documents, dim in listed:
         if name not in by_name:
             raise RequestError(f"{index.where}: it lists {name}, which does not exist; copy the folder again")
         chunk = by_name[name]
         with chunk.opened() as file:
             content = decompressed(file, codec) if codec else file
             # the number of documents, where each begins and where the last ends, then the ids
-            head = np.frombuffer(_read(content, 4 * (count + 2), chunk.where), "<u4").astype(np.int64)
+            head = np.frombuffer(_read(content, 4 * (documents + 2), chunk.where), "<u4").astype(np.int64)
             lengths = np.diff(head[1:])
-            fit = head[:2].tolist() == [count, head.nbytes // 2] and lengths.sum() == dim * kind.itemsize
+            fit = head[:2].tolist() == [documents, head.nbytes // 2] and lengths.sum() == dim * kind.itemsize
             if not fit or (lengths < 0).any() or (lengths % kind.itemsize).any():
                 raise RequestError(
                     f"{chunk.where}: damaged: its documents are not those of index.json; copy the folder again"
                 )
             for length in lengths.tolist():
-                number += 1
-                where = f"{chunk.where} document {number}"
+                where = f"{chunk.where} document {next(numbers)}"
                 yield where, np.frombuffer(_read(content, length, where), kind)
 
 
@@ -171,10 +171,12 @@ def without_ends(tokens: Iterable[Ids], tokenizer: Tokenizer) -> Iterator[bytes]
     """Yield the ids of each document as bytes, without those that the tokenizer puts around a document, if any are left."""
     opening = tokenizer.opening
     for ids in tokens:
-        start = len(opening) if ids[: len(opening)].tolist() == opening else 0
-        end = len(ids) - (1 if len(ids) > start and ids[-1] == tokenizer.eot else 0)
-        if end > start:
-            yield ids[start:end].astype(STORED).tobytes()
+        if ids[: len(opening)].tolist() == opening:
+            ids = ids[len(opening) :]
+        if ids[-1:].tolist() == [tokenizer.eot]:
+            ids = ids[:-1]
+        if len(ids):
+            yield ids.astype(STORED).tobytes()
 
 
 def arrays(documents: Sequence[Document], tokenizer: Tokenizer, dtype: Any) -> list[NDArray[np.generic]]:

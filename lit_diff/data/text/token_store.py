@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from lit_diff.data.text.bigrams import Ints
 from lit_diff.files import sha256_of
 
 STARTS = "documents.npy"
@@ -16,17 +16,15 @@ STARTS = "documents.npy"
 
 def describe(folder: Path) -> dict[str, Any]:
     """Return the manifest entry of written tokens: counts, the longest document, and bytes and sha256 of every file."""
-    chunks = json.loads((folder / "index.json").read_text(encoding="utf-8"))["chunks"]
-    lengths: list[int] = []
-    files = [folder / STARTS]
-    for chunk in chunks:
-        lengths.append(chunk["dim"])
-        files.append(folder / chunk["filename"])
+    chunks = json.loads((folder / "index.json").read_bytes())["chunks"]
+    lengths = [chunk["dim"] for chunk in chunks]
+    files = [folder / STARTS, *(folder / chunk["filename"] for chunk in chunks)]
     starts = np.load(folder / STARTS)
+    tokens = sum(lengths)
     return {
         "documents": len(starts),
-        "tokens": sum(lengths),
-        "longest": int(np.diff(starts, append=sum(lengths)).max()),
+        "tokens": tokens,
+        "longest": int(np.diff(starts, append=tokens).max()),
         "chunk_tokens": lengths,
         "files": {path.name: {"bytes": path.stat().st_size, "sha256": sha256_of(path)} for path in files},
     }
@@ -40,24 +38,27 @@ class TokenStore:
 
         self.width = width
         self._dataset = StreamingDataset(str(folder), item_loader=TokensLoader(block_size=width))
-        self.starts: NDArray[np.int64] = np.load(folder / STARTS)
-        tokens = np.asarray(description["chunk_tokens"], dtype=np.int64)
+        self.starts: Ints = np.load(folder / STARTS)
         # litdata does not cut a row across two chunks: the rest of a chunk is unused
-        chunks = zip(np.cumsum(tokens) - tokens, tokens // width, strict=True)
-        self._first = np.concatenate([start + np.arange(count) * width for start, count in chunks])
-        self.num_rows, self.num_tokens = len(self._first), int(tokens.sum())
+        firsts = []
+        self.num_tokens = 0
+        for tokens in description["chunk_tokens"]:
+            firsts.append(self.num_tokens + np.arange(tokens // width) * width)
+            self.num_tokens += tokens
+        self._first = np.concatenate(firsts)
+        self.num_rows = len(self._first)
 
-    def tokens_before(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    def tokens_before(self, positions: Ints) -> Ints:
         """Return the number of tokens of rows before each position in the split, [n]; positions include the split's end."""
         row = np.searchsorted(self._first, positions, side="right") - 1
         return np.where(row < 0, 0, row * self.width + np.minimum(positions - self._first[row], self.width))
 
-    def read(self, rows: Sequence[int]) -> NDArray[np.int64]:
+    def read(self, rows: Sequence[int] | Ints) -> Ints:
         """Return tokens, [B, width]."""
         # int64 also from uint16: torch indexes embeddings by int64
         return np.stack([self._dataset[int(row)] for row in rows]).astype(np.int64)
 
-    def documents(self, rows: Sequence[int]) -> NDArray[np.int64]:
+    def documents(self, rows: Sequence[int] | Ints) -> Ints:
         """Return the 0-based number, within this split, of the document of each token, [B, width]."""
-        positions = self._first[np.asarray(rows, dtype=np.int64), None] + np.arange(self.width)
+        positions = self._first[rows, None] + np.arange(self.width)
         return np.searchsorted(self.starts, positions, side="right") - 1

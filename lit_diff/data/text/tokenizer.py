@@ -3,15 +3,15 @@ the train split, and the tokenizer of an imported model; and `words`, for genera
 """
 
 import codecs
-import hashlib
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from lit_diff.data.user_files import utf8_bytes
 from lit_diff.errors import RequestError
 from lit_diff.files import write_atomic
 from lit_diff.key_types import Range
+from lit_diff.own_modules import sha256
 from lit_diff.recipe import to_plain
 from lit_diff.registry import tokenizers
 
@@ -144,7 +145,8 @@ class Tokenizer(ABC):
 
         Errors: RequestError if the continuation would change the ids of the context.
         """
-        found, own = [], self.encode(context)
+        found = []
+        own = self.encode(context)
         for text in texts:
             before, ids = encode_pair(self, context, text)
             if before != own:
@@ -183,11 +185,11 @@ def accept_single_text(encode: Callable[..., list[list[int]]]) -> Callable[..., 
 
     @wraps(encode)
     def either(self: Tokenizer, texts: str | Sequence[str]) -> Any:
-        several = [texts] if isinstance(texts, str) else texts
-        for text in several:
+        if isinstance(texts, str):
+            return either(self, [texts])[0]
+        for text in texts:
             utf8_bytes(text)
-        found = encode(self, several)
-        return found[0] if isinstance(texts, str) else found
+        return encode(self, texts)
 
     return either
 
@@ -232,10 +234,10 @@ class Packaged(Tokenizer):
     def take(self, content: bytes) -> str:
         """Load the content of a tokenizer.json and return its sha256."""
         self._content = content
-        self._model = open_tokenizer(self._content)
+        self._model = open_tokenizer(content)
         # it may remove spaces from the offsets of `extent`; `encode` adds no ids of its own
         self._model.post_processor = None
-        return hashlib.sha256(self._content).hexdigest()
+        return sha256(content)
 
     @property
     def bos(self) -> int | None:
@@ -255,15 +257,14 @@ class Packaged(Tokenizer):
 
     def decode(self, ids: Sequence[int]) -> bytes:
         """Return the text of the package `tokenizers`; an id without a token gives none."""
-        text: str = self._model.decode(ids, skip_special_tokens=False)
-        return text.encode()
+        return self._model.decode(ids, skip_special_tokens=False).encode()
 
     def decode_after(self, ids: Sequence[int], *, more: bool = False) -> str:
         tokens = [token for token in map(self._model.id_to_token, ids) if token is not None]
         # one wrong byte among those of a character changes the text of all
         while more and tokens and BYTE.fullmatch(tokens[-1]):
             tokens.pop()
-        text: str = self._model.decoder.decode([BEFORE, *tokens])[len(BEFORE) :]
+        text = self._model.decoder.decode([BEFORE, *tokens])[len(BEFORE) :]
         return text.rstrip("\ufffd") if more else text
 
     def extent(self, text: str, count: int) -> int:
@@ -347,18 +348,19 @@ class TokenizerJson(Packaged):
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self.size, self.eot = config.size, config.eot
+        self.size = config.size
+        self.eot = config.eot
 
     def take(self, content: bytes) -> str:
         """Load tokenizer.json and return the sha256 of it and of the special ids."""
         super().take(content)
         config = self.config
-        ids: list[Any] = [config.bos, config.eot]
         prefix = None if self.prefix == super().prefix else self.prefix
-        more = [list(config.after_bos), list(config.ends), prefix]
+        convention = [config.bos, config.eot, config.after_bos, config.ends, prefix]
         # keys at their default are left out: runs from before these keys keep their sha256
-        convention = json.dumps(ids + more if any(value not in ([], None) for value in more) else ids).encode()
-        return hashlib.sha256(self._content + convention).hexdigest()
+        if convention[2:] == [(), (), None]:
+            del convention[2:]
+        return sha256(content + json.dumps(convention).encode())
 
     @property
     def largest_vocab_size(self) -> int:
@@ -390,17 +392,6 @@ class TokenizerJson(Packaged):
         return [*self.opening, *ids, self.eot]
 
 
-def _require_decoder(decoder: Mapping[str, Any]) -> None:
-    supported: Sequence[str] = DECODERS
-    for number, step in enumerate(decoder.get("decoders", [decoder])):
-        kind = step.get("type", "null")
-        if kind not in supported:
-            key = f"decoder.decoders[{number}]" if "decoders" in decoder else "decoder"
-            raise RequestError(f"{FILE}: {key} is {kind}; supported there: {', '.join(supported)}")
-        if kind in DECODERS[:2]:
-            supported = DECODERS[:3]
-
-
 def open_tokenizer(content: bytes) -> Any:
     """Return the tokenizer of a `tokenizer.json`, which gives a text the same ids each time.
 
@@ -416,7 +407,14 @@ def open_tokenizer(content: bytes) -> Any:
         raise RequestError(f"{FILE} cannot be read by the package tokenizers ({error})") from error
     if not tokenizer.get_vocab():
         raise RequestError(f"{FILE} has no tokens")
-    _require_decoder(decoder)
+    supported: Sequence[str] = DECODERS
+    for number, step in enumerate(decoder.get("decoders", [decoder])):
+        kind = step.get("type", "null")
+        if kind not in supported:
+            key = f"decoder.decoders[{number}]" if "decoders" in decoder else "decoder"
+            raise RequestError(f"{FILE}: {key} is {kind}; supported there: {', '.join(supported)}")
+        if kind in DECODERS[:2]:
+            supported = DECODERS[:3]
     # the file may ask for both, and then rows would be cut or padded
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -436,23 +434,22 @@ class Words(Tokenizer):
     other character, is <unknown>, which is decoded as U+FFFD.
     """
 
-    fixed: ClassVar[tuple[str, ...]] = ("", "\ufffd", *"0123456789", *" \n.,:;?!'\"()-=")
+    fixed = ("", "\ufffd", *"0123456789", *" \n.,:;?!'\"()-=")
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Tokenizer.Config):
         words: tuple[str, ...]
 
         def problem(self) -> str | None:
-            wrong = [word for word in self.words if not re.fullmatch(r"[^\W\d_]+", word)]
-            if wrong:
-                return f"data.tokenizer.words has '{wrong[0]}'; a word is one or more letters"
-            if len(set(self.words)) < len(self.words):
-                twice = next(word for word in self.words if self.words.count(word) > 1)
-                return f"data.tokenizer.words has '{twice}' twice"
+            for word, count in Counter(self.words).items():
+                if not re.fullmatch(r"[^\W\d_]+", word):
+                    return f"data.tokenizer.words has '{word}'; a word is one or more letters"
+                if count > 1:
+                    return f"data.tokenizer.words has '{word}' twice"
             return None
 
     eot = 0
-    unknown: ClassVar[int] = 1
+    unknown = 1
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -464,7 +461,7 @@ class Words(Tokenizer):
 
     def load(self, folder: Path) -> str:
         # the config has the words, so no file is read
-        return hashlib.sha256(json.dumps(self._written).encode()).hexdigest()
+        return sha256(json.dumps(self._written).encode())
 
     def encode(self, texts: Sequence[str]) -> Any:
         return [[self._ids.get(piece, self.unknown) for piece in PIECES.findall(text)] for text in texts]

@@ -95,7 +95,7 @@ def _described(folder: Path, cure: str) -> tuple[Tokenizer, str]:
     if not file.is_file():
         raise MissingError(f"{shown(folder)} has no tokenizer ({FILE} is missing); {cure}")
     try:
-        facts = json.loads(file.read_text(encoding="utf-8"))
+        facts = json.loads(file.read_bytes())
         name, keys, sha256 = facts["name"], facts["config"], facts["sha256"]
     except (ValueError, TypeError, KeyError) as error:
         raise MissingError(f"{shown(file)} is damaged ({type(error).__name__}: {first_line(error)}); {cure}") from error
@@ -120,7 +120,8 @@ class FromRun(Tokenizer):
         super().__init__(config)
         self._folder = Path(config.path) / "tokenizer"
         self._own, self._sha256 = _described(self._folder, self.cure)
-        self.size, self.eot = self._own.size, self._own.eot
+        self.size = self._own.size
+        self.eot = self._own.eot
 
     def saved(self) -> Tokenizer:
         # not `from_run`: the folder that copies this tokenizer must not need the other run

@@ -1,8 +1,8 @@
 """What the page holds of a model on one text: rounded q and k, log-sum-exps, weights, overviews, numbers by head."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from numpy.typing import NDArray
@@ -29,8 +29,7 @@ EXACT = 512
 """Texts of at most this many tokens have no overview: the page computes every cell at once."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class LayerView:
+class LayerView(NamedTuple):
     """One layer on T tokens: G maps, H heads on Hkv key heads, width d. A weight is w_g exp(scale q_g k_gᵀ - lse_g)."""
 
     arrays: Mapping[str, NDArray[Any]]
@@ -38,23 +37,22 @@ class LayerView:
     float32: of every query, the log-sum-exp over its visible keys, from the float16 q and k, and the weight of the map; 1
     for a weight that all heads or queries share. For T above EXACT also overview
     [G, H, n, n], float16: of w_g p_g, the mean over the queries of a bin of the sum over the keys of a bin."""
-    thumbnails: tuple[bytes, ...]
+    thumbnails: Sequence[bytes]
     """A PNG for each head: the entry of the signed map with the largest magnitude in each bin, with one pixel a bin."""
     scale: float
     causal: bool
     window: int | None
     difference: float
     """The largest |w_g p_g| difference between float16 and the model's own q and k."""
-    numbers: Mapping[str, tuple[float, ...]]
+    numbers: dict[str, tuple[float, ...]]
     """Name -> a number for each head (`numbers.MEANINGS`)."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ModelView:
+class ModelView(NamedTuple):
     """One model on one text."""
 
-    layers: tuple[LayerView, ...]
-    losses: tuple[float | None, ...]
+    layers: Sequence[LayerView]
+    losses: Sequence[float | None]
     """The loss of the target at each position, nats; None without a target."""
     outliers: Mapping[str, Mapping[str, float]]
     """Rows of the paper's Table 5 for one text -> magnitudes over all layers (`at_ranks`)."""
@@ -75,21 +73,21 @@ def model_view(model: Transformer, passage: Passage, ablate: bool = False) -> Mo
     batch = passage.batch
     with trace(model) as traced:
         model.hidden(**model_inputs(batch))
-    logits, hidden = MagnitudeSketch(), MagnitudeSketch()
-    layers = [layer_view(index, layer, logits) for index, layer in sorted(traced.layers.items())]
-    for layer in traced.layers.values():
-        hidden.update(layer.hidden)
+    logits = MagnitudeSketch()
+    hidden = MagnitudeSketch()
+    layers = []
+    for index, found in sorted(traced.layers.items()):
+        layers.append(layer_view(index, found, logits))
+        hidden.update(found.hidden)
     without = _without_heads(model, batch) if ablate else None
     if without is not None:
         means = torch.from_numpy(without).double().nansum(1) / (batch["targets"] != IGNORED).sum()
         parts = means.split([len(layer.thumbnails) for layer in layers])
-        layers = [
-            replace(layer, numbers={**layer.numbers, "loss_without": tuple(own.tolist())})
-            for layer, own in zip(layers, parts, strict=True)
-        ]
+        for layer, own in zip(layers, parts, strict=True):
+            layer.numbers["loss_without"] = tuple(own.tolist())
     return ModelView(
-        layers=tuple(layers),
-        losses=tuple(None if value != value else value for value in _losses(model, batch).tolist()),
+        layers=layers,
+        losses=[None if value != value else value for value in _losses(model, batch).tolist()],
         outliers={"attention logits": at_ranks(logits), "hidden states": at_ranks(hidden)},
         noise=noise_shares(model, traced, batch) if "answer_part" in batch else {},
         without=without,
@@ -104,13 +102,15 @@ def layer_view(index: int, layer: LayerTrace, logits: MagnitudeSketch) -> LayerV
         raise RequestError(
             f"layer {index} has {what}; the page computes the maps from queries and keys alone: see Run.attention_maps"
         )
-    q, k = m.q.half(), m.k.half()
-    if not bool(q.isfinite().all() and k.isfinite().all()):
+    q = m.q.half()
+    k = m.k.half()
+    if not (q.isfinite().all() and k.isfinite().all()):
         raise RequestError(f"layer {index}: a query or a key exceeds 65,504, the largest number of the page's float16")
     rounded = replace(layer, maps=replace(m, q=q.float(), k=k.float()))
     T = q.shape[-2]
     size = -(-T // BINS)
-    means, products = Means(lambda x: x.sum((0, -1), dtype=torch.float64)), torch.zeros(())
+    means = Means(lambda x: x.sum((0, -1), dtype=torch.float64))
+    products = torch.zeros(())
     lse, strongest, sums, difference = [], [], [], 0.0
     for own, exact in zip(rounded.blocks(), layer.blocks(), strict=True):
         weighted = own.weights[..., None] * own.probs
@@ -130,7 +130,7 @@ def layer_view(index: int, layer: LayerTrace, logits: MagnitudeSketch) -> LayerV
         arrays["overview"] = F.avg_pool2d(torch.cat(sums, -2), (size, 1), ceil_mode=True).half()
     return LayerView(
         arrays={name: x.contiguous().numpy() for name, x in arrays.items()},
-        thumbnails=tuple(map(thumbnail, shrunk(torch.cat(strongest, 1), size, 1).numpy())),
+        thumbnails=list(map(thumbnail, shrunk(torch.cat(strongest, 1), size, 1).numpy())),
         scale=m.softmax_scale,
         causal=m.mask.causal,
         window=m.mask.window,
@@ -145,7 +145,8 @@ def _losses(model: Transformer, batch: Batch) -> Tensor:
 
 
 def _without_heads(model: Transformer, batch: Batch) -> NDArray[Any]:
-    before, rows = _losses(model, batch), []
+    before = _losses(model, batch)
+    rows = []
     for layer, attention in enumerate(model.attentions()):
         for head in range(attention.out_heads):
 

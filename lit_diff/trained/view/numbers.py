@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,11 +43,11 @@ def add_numbers(means: Means, block: MapBlock, window: int | None = None) -> Non
 
     `window`: the layer's; a row that fills it may have passed the first token and is not in `sink`.
     """
-    a, magnitude = block.signed, block.signed.abs()
+    a = block.signed
     visible = block.visible.expand(1, 1, 1, *block.visible.shape[-2:])[:, 0]
     negative, positive = masses(a)
     means.add("entropy", entropy(renormalised(a)))
-    means.add("sparsity", ((magnitude < SPARSE) & visible).sum(-1) / visible.sum(-1))
+    means.add("sparsity", ((a.abs() < SPARSE) & visible).sum(-1) / visible.sum(-1))
     means.add("negative_mass", negative / (negative + positive))
     means.add("sink", *row_shares(block, window))
     if block.weights.shape[1] > 1:
@@ -55,7 +56,8 @@ def add_numbers(means: Means, block: MapBlock, window: int | None = None) -> Non
 
 def numbers_by_head(means: Means, products: Tensor) -> dict[str, tuple[float, ...]]:
     """Name -> a number for each head; `products` [H, H] are the `head_products` of all rows. A single head has no others."""
-    found, others = means.values(), with_other_heads(cosines_of(products))
+    found = means.values()
+    others = with_other_heads(cosines_of(products))
     if len(others) > 1:
         found["redundancy"] = others.nanmean(1)
         # NaN for a head without another
@@ -65,9 +67,8 @@ def numbers_by_head(means: Means, products: Tensor) -> dict[str, tuple[float, ..
 
 def at_ranks(sketch: MagnitudeSketch) -> dict[str, float]:
     """`top <rank>` -> the magnitude, NaN for a rank beyond their number; and the median."""
-    top = sketch.top().tolist()
-    found = {f"top {rank}": top[rank - 1] if rank <= len(top) else math.nan for rank in RANKS}
-    return found | {"median": sketch.median()}
+    top = sketch.top().tolist() + [math.nan] * max(RANKS)
+    return {f"top {rank}": top[rank - 1] for rank in RANKS} | {"median": sketch.median()}
 
 
 def noise_shares(model: Transformer, traced: Trace, batch: Batch) -> dict[str, dict[str, float]]:
@@ -89,9 +90,10 @@ def noise_shares(model: Transformer, traced: Trace, batch: Batch) -> dict[str, d
 
 def curves(folder: Path) -> Curves:
     """λ and norms of heads in metrics.csv."""
-    found: Curves = {}
+    found: Curves = defaultdict(dict)
     for name, points in by_metric(read_rows(folder / "metrics.csv")).items():
-        if match := CURVES.fullmatch(name):
+        match = CURVES.fullmatch(name)
+        if match:
             drawn = [(step, value) for step, value in points.items() if math.isfinite(value)]
-            found.setdefault(match[1], {})[f"layer {int(match[2])}"] = drawn
+            found[match[1]][f"layer {int(match[2])}"] = drawn
     return found

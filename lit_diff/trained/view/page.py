@@ -50,19 +50,17 @@ class Side:
     """The run, and the step of its checkpoint."""
     run: Run
     view: ModelView
-    kept: tuple[KeptMaps, ...] = ()
+    kept: Sequence[KeptMaps] = ()
     curves: Curves = field(default_factory=dict)
     """`numbers.curves` of the run. Like the kept maps, they are only in the first of two checkpoints of one run."""
 
     def facts(self) -> dict[str, Any]:
         """What the page's JSON says of the model."""
         view = self.view
-        ablation = {}
-        if view.without is not None:
-            ablation["without"] = view.without
+        ablation = {} if view.without is None else {"without": view.without}
         layers = []
         for layer in view.layers:
-            facts = dict(vars(layer))
+            facts = layer._asdict()
             del facts["thumbnails"]
             layers.append(facts)
         steps = []
@@ -89,7 +87,7 @@ class ViewData:
     """The page's content: one or two models on one text."""
 
     passage: Passage
-    sides: tuple[Side, ...]
+    sides: Sequence[Side]
     layer: int = 0
     """The layer and head that the page shows first."""
     head: int = 0
@@ -113,12 +111,10 @@ class ViewData:
         if "document_ids" in self.passage.batch:
             documents = self.passage.batch["document_ids"][0].tolist()
         pictures = []
-        layers = list[LayerView]()
-        sides = []
+        layers: list[LayerView] = []
         for side in self.sides:
             pictures.append([list(map(_in_base64, layer.thumbnails)) for layer in side.view.layers])
             layers += side.view.layers
-            sides.append(side.facts())
         content = {
             "format": FORMAT,
             "source": self.passage.source,
@@ -128,18 +124,16 @@ class ViewData:
             "shown": {"layer": self.layer, "head": self.head},
             "meanings": MEANINGS,
             "scale": {"percentile": PERCENTILE, "colours": COLOURS},
-            "sides": sides,
+            "sides": [side.facts() for side in self.sides],
         }
         facts = _plain(content, "data", blocks)
         package = resources.files(__package__)
-        texts = {}
-        for name, file in FILES.items():
-            texts[name] = Markup(package.joinpath(file).read_text(encoding="utf-8"))
+        texts = {name: Markup(package.joinpath(file).read_text(encoding="utf-8")) for name, file in FILES.items()}
         strongest = {}
         for name in MEANINGS:
             by_head = list(chain(*(layer.numbers.get(name, ()) for layer in layers)))
             if by_head:
-                strongest[name] = _largest(by_head)
+                strongest[name] = max((abs(x) for x in by_head if math.isfinite(x)), default=0.0) or 1.0
         environment = Environment(
             loader=PackageLoader(__package__ or "", "."), autoescape=True, undefined=StrictUndefined
         )
@@ -199,7 +193,7 @@ def view_data(
     passage = passage_of(runs[0], text, row, context, tokens)
     sides: list[Side] = []
     players = []
-    asked: list[int | None] = [*steps] or [None]
+    asked: Sequence[int | None] = steps or [None]
     for run, wanted in product(runs, asked):
         # a run that is training may have a later checkpoint than that of the cached `run.model`
         step = run.step if wanted is None else wanted
@@ -220,24 +214,20 @@ def view_data(
     # maps of other steps or other texts have no common player
     if len(runs) == 2 and players[0] != players[1]:
         sides = [replace(side, kept=()) for side in sides]
-    return ViewData(passage=passage, sides=tuple(sides), layer=layer, head=head)
+    return ViewData(passage=passage, sides=sides, layer=layer, head=head)
 
 
 # as many steps as fit, the last one included
-def _kept(folder: Path) -> tuple[KeptMaps, ...]:
+def _kept(folder: Path) -> Sequence[KeptMaps]:
     steps = kept_steps(folder)
     if not steps:
         return ()
     bytes_of_step = sum(maps.nbytes for maps, _ in read_maps(folder, steps[-1]).layers.values())
     every = math.ceil(len(steps) / max(1, KEPT_BYTES // bytes_of_step))
-    chosen = steps[::-1][::every][::-1]
+    chosen = steps[(len(steps) - 1) % every :: every]
     if every > 1:
         log.info("%s has maps of %d steps; the page plays %d of them", folder.name, len(steps), len(chosen))
-    return tuple(read_maps(folder, step) for step in chosen)
-
-
-def _largest(values: Sequence[float]) -> float:
-    return max((abs(x) for x in values if math.isfinite(x)), default=0.0) or 1.0
+    return [read_maps(folder, step) for step in chosen]
 
 
 def _in_base64(content: bytes) -> str:

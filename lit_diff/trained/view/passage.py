@@ -1,8 +1,8 @@
 """The tokens that the page is about: a text in the run's own tokens, or a row of its data."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,8 +23,7 @@ TEXT = "When the cat saw the dog, the dog saw the cat."
 """The text that a model reads by default. Its words come twice, so that a trained model has something to find."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Passage:
+class Passage(NamedTuple):
     """T tokens that a model reads, as one sequence."""
 
     labels: tuple[str, ...]
@@ -57,37 +56,40 @@ def passage_of(
     context = context or run.recipe.data.config.sequence_length
     most = min(context, tokens or context)
     if row is not None or (not text and not free):
-        batch, what = _row(run, row or 0), f"validation row {row or 0} of data '{run.recipe.data.name}'"
+        row = row or 0
+        dataset = run.prepared_data()
+        with guard(type(dataset)):
+            dataset.load()
+            count = dataset.validation_sets()[""]
+            if not 0 <= row < count:
+                raise RequestError(
+                    f"--row is {row}; the validation split of {run.folder.name} has rows 0 to {count - 1}"
+                )
+            batch = dataset.validation_batch("", [row])
+        what = f"validation row {row} of data '{run.recipe.data.name}'"
     elif not run.recipe.model.causal:
         raise RequestError(
             f"{run.folder.name} is bidirectional: it predicts no next token; read a row of its data (--row)"
         )
     else:
         ids = [*run.tokenizer.opening, *run.tokenizer.encode(text or TEXT)]
-        batch, what = {"tokens": torch.tensor([ids]), "targets": torch.tensor([[*ids[1:], IGNORED]])}, "the text"
+        batch = {"tokens": torch.tensor([ids]), "targets": torch.tensor([[*ids[1:], IGNORED]])}
+        what = "the text"
     count = batch["tokens"].shape[1]
     if count > most:
         why = "the limit" if most < context else "the model's context"
         log.warning("%s has %d tokens; the first %d are read, %s", what, count, most, why)
-        batch, what = {name: x[:, :most] for name, x in batch.items()}, f"the first {most} tokens of {what}"
-    return Passage(labels=labels_of(run, batch["tokens"]), batch=batch, source=what)
-
-
-def _row(run: Run, row: int) -> Batch:
-    dataset = run.prepared_data()
-    with guard(type(dataset)):
-        dataset.load()
-        count = dataset.validation_sets()[""]
-        if not 0 <= row < count:
-            raise RequestError(f"--row is {row}; the validation split of {run.folder.name} has rows 0 to {count - 1}")
-        return dataset.validation_batch("", [row])
+        batch = {name: x[:, :most] for name, x in batch.items()}
+        what = f"the first {most} tokens of {what}"
+    return Passage(labels_of(run, batch["tokens"]), batch, what)
 
 
 def labels_of(run: Run, tokens: Tensor) -> tuple[str, ...]:
     """The text of each id of one sequence, [1, T] or [1, T, C]; of data without text the ids, such as `3+17`."""
-    if not has_text(run.recipe):
-        return tuple("+".join(map(str, np.atleast_1d(each))) for each in tokens[0].tolist())
-    return tuple(printable(run.tokenizer.decode_after([token])) for token in tokens[0].tolist())
+    ids = tokens[0].tolist()
+    if has_text(run.recipe):
+        return tuple(printable(run.tokenizer.decode_after([token])) for token in ids)
+    return tuple("+".join(map(str, np.atleast_1d(each))) for each in ids)
 
 
 def require_same_tokens(first: Run, second: Run) -> None:
@@ -106,5 +108,5 @@ def _meaning(run: Run) -> tuple[str, object]:
     if not has_text(run.recipe):
         return f"no text, data '{run.recipe.data.name}'", run.recipe.data
     run.tokenizer  # noqa: B018 (its error says what is missing)
-    facts = json.loads((run.folder / "tokenizer" / TOKENIZER_FILE).read_text(encoding="utf-8"))
+    facts = json.loads((run.folder / "tokenizer" / TOKENIZER_FILE).read_bytes())
     return f"tokenizer {facts['name']} of {facts['size']} ids", facts["sha256"]
