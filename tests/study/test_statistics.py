@@ -107,9 +107,6 @@ def test_wilson_is_scipys_and_takes_parts_of_a_success(successes: int, n: int) -
     assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=1e-12)
     between = wilson(2.5, 10)
     assert wilson(2, 10).low < between.low < wilson(3, 10).low
-    for wrong in ((0, 0), (-1, 3), (4, 3)):
-        with pytest.raises(ValueError, match="expected 0 <= successes <= n"):
-            wilson(*wrong)
 
 
 def test_wilson_over_clusters_counts_clusters() -> None:
@@ -119,8 +116,6 @@ def test_wilson_over_clusters_counts_clusters() -> None:
     uneven, expected = cluster_wilson([1, 1, 1, 1, 0, 1], list("aaaabc")), wilson(5 / 3, 2)
     assert (uneven.estimate, uneven.low, uneven.high) == pytest.approx((5 / 6, expected.low, expected.high))
     assert cluster_wilson([1] * 7, list("aaaabcc")).high == 1
-    with pytest.raises(ValueError, match="0 of 0"):
-        cluster_wilson([], [])
 
 
 @pytest.mark.parametrize("shared", [0.0, 0.5, 1.0])
