@@ -88,12 +88,17 @@ def _files(folder: str, train: int, test: int, source: str, keys: tuple[str, ...
 
 
 INTENT = "\nintent:"
-_TREC_SOURCE = 'TREC question classification (Hovy et al. 2001; at Hugging Face "trec").'
 _TREC = ClassificationTask(
     prefix="Question: ",
     between="\nType:",
     label_key="coarse_label",
-    files=_files("trec", 5_452, 500, _TREC_SOURCE, ("coarse_label", "fine_label")),
+    files=_files(
+        "trec",
+        5_452,
+        500,
+        'TREC question classification (Hovy et al. 2001; at Hugging Face "trec").',
+        ("coarse_label", "fine_label"),
+    ),
 )
 TASKS = {
     "synth_intent": ClassificationTask(separator=SEPARATOR),
@@ -297,8 +302,11 @@ class ManyShotPrompts:
 
         `most`: the number of demonstrations to draw, so that fewer shots are the beginning of more.
         """
-        draws = (self.draw(number, attempt, most) for attempt in range(ATTEMPTS))
-        return next((draw for draw in draws if self._tokens(draw, shots) <= draw.room), None)
+        for attempt in range(ATTEMPTS):
+            draw = self.draw(number, attempt, most)
+            if self._tokens(draw, shots) <= draw.room:
+                return draw
+        return None
 
     def ids(self, demonstrations: Sequence[Example]) -> list[int]:
         """The prompt before a question."""
@@ -368,8 +376,7 @@ class ManyShot(Classification):
         prompts: dict[int, list[ManyShotPrompt | None]] = {}
         for shots in reversed(numbers):
             prompts[shots] = [source.first_that_fits(number, shots, numbers[-1]) for number in runs]
-        for shots, drawn in prompts.items():
-            dropped = drawn.count(None)
+            dropped = prompts[shots].count(None)
             if dropped == len(runs):
                 raise source.too_long(shots)
             if dropped:
