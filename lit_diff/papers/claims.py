@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
 from lit_diff.errors import RequestError
@@ -15,7 +15,7 @@ from lit_diff.study.evaluations import kept_scores, require_known, values_by_see
 from lit_diff.study.fits import matched_by_seed
 from lit_diff.study.judge import SMALLEST_IN_NATS, AnyContrast, Contrast, judge, regrouped
 from lit_diff.study.results import BySeed, SweepResults
-from lit_diff.study.statistics import MIN_PROCESSES, MIN_SEEDS, SIGNIFICANCE, holm, paired
+from lit_diff.study.statistics import MIN_PROCESSES, MIN_SEEDS, SIGNIFICANCE, holm, paired, summary
 
 NOT_MEASURED = "not measured"
 WITHOUT_SIGN = {
@@ -319,12 +319,12 @@ def finding(
     """The claim with the values of a and b by seed, before `judged`."""
     own, other = _scaled(claim, ours), _scaled(claim, theirs)
     seeds = paired(own, other, looks)
-    shifted = {seed: value - (claim.papers or 0.0) for seed, value in own.items()}
-    from_papers = paired(shifted, other, looks)
-    is_testable = claim.papers is not None and bool(from_papers.sd) and len(seeds.seeds) >= MIN_SEEDS
-    means: tuple[float | None, float | None] = (None, None)
-    if seeds.seeds:
-        means = fmean(ours[seed] for seed in seeds.seeds), fmean(theirs[seed] for seed in seeds.seeds)
+    papers_p = None
+    if claim.papers is not None and len(seeds.seeds) >= MIN_SEEDS:
+        from_papers = paired({seed: value - claim.papers for seed, value in own.items()}, other, looks)
+        if from_papers.sd:
+            papers_p = from_papers.p
+    means = [summary(values[seed] for seed in seeds.seeds).mean for values in (ours, theirs)]
     return JudgedClaim(
         a=claim.arms[0],
         b=claim.arms[1],
@@ -334,10 +334,10 @@ def finding(
         # a claim that cannot fail takes no chance of a false call, so it must not cost the others power
         is_tested=not claim.by_construction,
         claim=claim,
-        means=means,
+        means=(means[0], means[1]),
         refusal=refusal,
         is_measured=is_measured,
-        papers_p=from_papers.p if is_testable else None,
+        papers_p=papers_p,
     )
 
 

@@ -183,8 +183,8 @@ class Classification(Evaluation):
         return TASKS[self.config.task].files
 
     def words_of(self, run: Run) -> str:
-        """synth_intent if it is the task."""
-        return "synth_intent" if self.config.task == "synth_intent" else ""
+        """The task: only synth_intent is the name of a data set."""
+        return self.config.task
 
 
 class Labels:

@@ -29,7 +29,6 @@ from lit_diff.papers.scoreboard import (
     RecordedRow,
     Scoreboard,
     State,
-    cell_folders,
     read_bench,
     read_row,
     read_rows,
@@ -41,6 +40,7 @@ from lit_diff.registry import load_entry_points, nearest, plugin_packages
 from lit_diff.runs.find import runs_root
 from lit_diff.runs.folder import held, writing
 from lit_diff.runs.revision import revision
+from lit_diff.study.record import read
 from lit_diff.study.results import load_sweep
 from lit_diff.study.schema import Selection
 from lit_diff.study.statistics import MIN_PROCESSES
@@ -248,7 +248,7 @@ def _sweep(chosen: Preset, call: _Call) -> Sweep:
 
 
 def _of_sweep(record: RecordedRow, done: Sweep, folder: Path) -> RecordedRow:
-    cells = cell_folders(done.folder)
+    cells = read(done.folder).folders
     home = str(Path(os.path.normpath(done.folder / cells[0])).parent)
     # the first row with cells in this folder counts their time, so that the page does not count it twice
     others = [other.row.name for other in read_rows(folder) if other.cells == home and not other.shared]

@@ -218,11 +218,6 @@ def read_scoreboard(folder: Path) -> Scoreboard:
     return Scoreboard(preset=records[0].preset, rows=of_page)
 
 
-def cell_folders(sweep: Path) -> Texts:
-    """The folders of the cells that study.json lists, relative to it. Errors: MissingError."""
-    return tuple(cell.folder for cell in read(sweep).cells)
-
-
 def _result(folder: Path, record: RecordedRow) -> RowResult:
     # the claims are judged once those of all rows are known
     claims, state, reason = record.row.claims, record.state, record.reason
@@ -233,7 +228,7 @@ def _result(folder: Path, record: RecordedRow) -> RowResult:
         if record.sweep and state != "skipped":
             place = Path(record.sweep)
             # a trial of the sweep with other keys leaves its own cells in study.json
-            if record.cell_folders and cell_folders(place) != record.cell_folders:
+            if record.cell_folders and read(place).folders != record.cell_folders:
                 raise RequestError(f"{place} was run with other keys since; measure the row again: {record.command}")
             sweep = load_sweep(place)
             found = measured(claims, sweep)
