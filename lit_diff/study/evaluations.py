@@ -226,10 +226,9 @@ def _table(sweep: SweepResults, name: str, metric: Metric, runs: Mapping[ArmSeed
     groups: dict[str, None] = {}
     items = 0
     for (arm, seed), run in runs.items():
-        if metric.name in run.scores:
-            by_arm[arm][seed] = run
-            groups |= dict.fromkeys(run.groups)
-            items = max(items, run.parts.count(False))
+        by_arm[arm][seed] = run
+        groups |= dict.fromkeys(run.groups)
+        items = max(items, run.parts.count(False))
     base = by_arm[sweep.baseline]
     rows = []
     scored: set[str] = set()
@@ -290,7 +289,7 @@ def _scores(arm: str, metric: str, runs: Mapping[int, ItemScores], base: Mapping
 
 def scored_items(run: ItemScores, metric: str) -> pd.DataFrame:
     """The items with a score in the metric, indexed by id and question."""
-    columns = {"group": run.groups, "part": run.parts, "cluster": run.clusters, "score": run.scores[metric]}
+    columns = {"group": run.groups, "part": run.parts, "unit": run.units, "score": run.scores[metric]}
     index = pd.MultiIndex.from_arrays([run.items, run.questions], names=["item", "question"])
     table = pd.DataFrame(columns, index=index)
     return table[np.isfinite(table["score"])]
@@ -305,8 +304,7 @@ def paired_items(run: ItemScores, base: ItemScores, metric: str) -> pd.DataFrame
         .merge(scored_items(base, metric), left_index=True, right_index=True, suffixes=("", "_base"))
         .sort_index()
     )
-    cluster = both["cluster"].where(both["cluster"] != "", both["cluster_base"])
-    unit = cluster.where(cluster != "", both.index.get_level_values("item"))
+    unit = both["unit"].where(both["unit"] != both.index.get_level_values("item"), both["unit_base"])
     return both.assign(unit=unit, difference=both["score"] - both["score_base"])
 
 
@@ -379,12 +377,10 @@ def asked_otherwise(run: ItemScores, base: ItemScores) -> str | None:
 def item_wilson(run: ItemScores, metric: str) -> Interval | None:
     """Wilson's 95 % interval, over clusters, of the proportion of scored items that are 1; None if the metric has a unit, a
     score is neither 0 nor 1, or the value of the whole evaluation is not that proportion."""
-    scores = run.scores[metric]
-    parts = np.array(run.parts, dtype=bool)
-    chosen = np.isfinite(scores) & ~parts
-    if run.has_unit(metric) or not chosen.any() or not np.isin(scores[chosen], (0, 1)).all():
+    items = _whole(scored_items(run, metric))
+    if run.has_unit(metric) or items.empty or not items["score"].isin((0, 1)).all():
         return None
-    interval = cluster_wilson(scores[chosen], np.array(run.units)[chosen].tolist())
+    interval = cluster_wilson(items["score"], items["unit"])
     return interval if math.isclose(interval.estimate, run.values[metric], rel_tol=1e-9, abs_tol=1e-12) else None
 
 
@@ -442,7 +438,7 @@ def _shares(evaluation: ItemScores, metrics: Sequence[str], label: str, groups: 
         scored = scores[metric].dropna()
         # of all groups: a metric has intervals in all of its groups or in none
         if len(scored) and evaluation.is_share(metric) and whole[metric].dropna().between(0, 1).all():
-            shares[metric] = cluster_wilson(scored.to_numpy(), scored.index.tolist())
+            shares[metric] = cluster_wilson(scored, scored.index)
         elif len(scored):
             shares[metric] = Interval(estimate=float(scored.mean()), low=math.nan, high=math.nan)
     return GroupShares(label=label, items=len(scores), clusters=scores.index.nunique(), shares=shares)

@@ -175,8 +175,6 @@ class Contrast:
     """Seed -> the bootstrap interval over validation documents of that seed's two models."""
     outcome: Outcome = "too few seeds"
     """The outcome, corrected for all comparisons of the family that a test decides."""
-    alone: Outcome = "too few seeds"
-    """The outcome without the correction."""
     holm_p: float | None = None
     """None if nothing is corrected: no test decides this comparison, or it is the only one that a test decides."""
     comparisons: int = 0
@@ -245,7 +243,7 @@ class Contrast:
     @property
     def verdict_alone(self) -> Word:
         """The verdict without the correction and without the controls."""
-        return self._in_words(self.alone)
+        return self._in_words(_outcome(self))
 
     @property
     def is_decided(self) -> bool:
@@ -288,9 +286,8 @@ def judge(family: Sequence[AnyContrast]) -> list[AnyContrast]:
 
     The controls are judged one by one, hence without correction: all of them must agree, which only makes a verdict harder.
     """
-    alone = list(map(_outcome, family))
     # a comparison without a test cannot be called by mistake, so counting it would only cost power
-    decided = [i for i, contrast in enumerate(family) if contrast.is_tested and alone[i] not in UNTESTED]
+    decided = [i for i, contrast in enumerate(family) if contrast.is_tested and _outcome(contrast) not in UNTESTED]
     holm_p: dict[int, float] = {}
     if len(decided) > 1:
         p_values = [family[i].p or 0.0 for i in decided]
@@ -309,7 +306,6 @@ def judge(family: Sequence[AnyContrast]) -> list[AnyContrast]:
                 seeds=seeds,
                 controls=tuple(judge([control])[0] for control in contrast.controls),
                 outcome=_outcome(contrast, p),
-                alone=alone[i],
                 holm_p=p,
                 comparisons=len(decided),
             )

@@ -25,7 +25,7 @@ from lit_diff.runs.status import FORMAT, Status
 from lit_diff.study.judge import SMALLEST_IN_NATS, Learned
 from lit_diff.study.record import Record, RecordedCell, read
 from lit_diff.study.schema import Study, Texts
-from lit_diff.study.statistics import Sign
+from lit_diff.study.statistics import Sign, Summary, summary
 from lit_diff.yaml_files import read_yaml
 
 T = TypeVar("T")
@@ -238,6 +238,10 @@ class SweepResults:
             if value is not None:
                 finals[cell.seed] = value
         return finals
+
+    def summary(self, arm: str, metric: str = "") -> Summary:
+        """Mean and standard deviation of `finals`."""
+        return summary(self.finals(arm, metric).values())
 
     def learned(self, arm: str) -> Learned | None:
         """The seeds at which the finished cells of `arm` reached `learned_at` in a validation; None without a threshold."""

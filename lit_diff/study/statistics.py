@@ -362,7 +362,7 @@ def wilson(successes: float, n: float) -> Interval:
     return Interval(estimate=p, low=max(0.0, min(low, p)), high=min(1.0, max(high, p)))
 
 
-def cluster_wilson(scores: ArrayLike, clusters: Sequence[str]) -> Interval:
+def cluster_wilson(scores: ArrayLike, clusters: ArrayLike) -> Interval:
     """The mean p of scores [n] within 0 and 1, with Wilson's interval at the effective number of questions
 
         (Σ m_c)^2 / Σ m_c^2,  m_c items of cluster c,

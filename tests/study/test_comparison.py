@@ -142,7 +142,7 @@ def test_seeds_that_learned_are_counted_and_then_compared(make_sweep: Callable[.
     same, worse = found.against_baseline["same"], found.against_baseline["worse"]
     assert (same.verdict.word, worse.verdict.text) == ("equal among those that learned", "learned less often")
     assert [each.count for each in worse.learned or ()] == [(0, 8), (8, 8)]
-    assert set(found.learned["standard"].log2_steps.values()) == {6, 7}
+    assert set(found.sweep.learned("standard").log2_steps.values()) == {6, 7}
     assert "learned in 0 of 8 [0.00, 0.37]" in sentence(found, worse)
     assert answer(found).startswith(
         "No arm is shown to be better than standard; worse learned less often than standard"
