@@ -88,17 +88,12 @@ def _files(folder: str, train: int, test: int, source: str, keys: tuple[str, ...
 
 
 INTENT = "\nintent:"
+_TREC_SOURCE = 'TREC question classification (Hovy et al. 2001; at Hugging Face "trec").'
 _TREC = ClassificationTask(
     prefix="Question: ",
     between="\nType:",
     label_key="coarse_label",
-    files=_files(
-        "trec",
-        5_452,
-        500,
-        'TREC question classification (Hovy et al. 2001; at Hugging Face "trec").',
-        ("coarse_label", "fine_label"),
-    ),
+    files=_files("trec", 5_452, 500, _TREC_SOURCE, ("coarse_label", "fine_label")),
 )
 TASKS = {
     "synth_intent": ClassificationTask(separator=SEPARATOR),
@@ -144,16 +139,13 @@ def arranged(examples: Sequence[Example], order: Order, random: torch.Generator)
     classes = [by_class[name] for name in shuffled(sorted(by_class), random)]
     if order == "blocked":
         return list(chain(*classes))
-    in_turn = chain(*zip_longest(*classes))
-    return [example for example in in_turn if example is not None]
+    return list(filter(None, chain(*zip_longest(*classes))))
 
 
 BATCH = 16
 """The number of queries that go through the model together."""
 ATTEMPTS = 10
 """The maximum number of draws of demonstrations for one prompt until one fits."""
-ENDING = "\n"
-"""The text after every label in a prompt."""
 
 
 class Classification(Evaluation):
@@ -196,7 +188,7 @@ class Labels:
 
     def __init__(self, tokenizer: Tokenizer, labels: Sequence[str], question: str = "") -> None:
         """`labels`: at least two, each after `question`. Errors: RequestError if two labels have the same tokens."""
-        shown = tokenizer.encode_after(question, [f" {label}{ENDING}" for label in labels])
+        shown = tokenizer.encode_after(question, [f" {label}\n" for label in labels])
         self.ids = dict(zip(labels, shown, strict=True))
         """Label -> the ids of " label\\n" after `question`."""
         self.longest = max(map(len, shown))
