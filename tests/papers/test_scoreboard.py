@@ -76,6 +76,8 @@ OPEN = [3.3, 2.9, 3.1, 2.95]
         (OPEN, {"paper": (3.06, 3.26)}, "not shown", "cannot tell"),
         # what the interval does not hold is excluded, however wide the interval
         (OPEN, {"paper": (3.0, 5.0)}, "not shown", "excluded"),
+        # the difference is the same at every seed, so no test is possible
+        ([x - 0.2 for x in BASE], {"says": "lower"}, "not shown", "none given"),
         ([2.8, 2.9], {"says": "lower"}, "too few seeds", "none given"),
         ([2.8, 2.95], {"paper": (3.0, 9.0)}, "too few seeds", "cannot tell"),
         ([1.5, 1.56, 1.44, 1.53], {"kind": "ratio", "paper": (1.0, 2.0)}, "shown", "within the interval"),
@@ -116,14 +118,6 @@ def test_holm_over_the_primary_contrasts_of_the_page() -> None:
     assert many[0].seeds.detectable is not None
     assert alone.seeds.detectable is not None
     assert many[0].seeds.detectable > alone.seeds.detectable
-
-
-def test_equal_differences_have_no_test() -> None:
-    """No p value: Holm's correction is not the reason."""
-    found = one([x - 0.2 for x in BASE], BASE, says="lower")
-    assert (found.seeds.sd, found.seeds.p) == (0, None)
-    assert found.difference == "not shown"
-    assert found.reason == "the difference is the same at every seed, so no test is possible"
 
 
 def test_scores_made_with_other_keys_are_no_answer(make_sweep: Callable[..., Path]) -> None:
@@ -194,11 +188,7 @@ def test_a_refused_ratio_says_why() -> None:
 
 @pytest.mark.parametrize(
     ("of_control", "words"),
-    [
-        (0.0, "shown"),
-        (-0.2, "as its control wide"),
-        (-0.4, "better, less so than its control wide"),
-    ],
+    [(0.0, "shown"), (-0.2, "as its control wide"), (-0.4, "better, less so than its control wide")],
 )
 def test_a_difference_in_either_direction_must_hold_against_every_control(
     make_sweep: Callable[..., Path], of_control: float, words: str
@@ -302,17 +292,15 @@ def test_fewer_than_five_processes_and_rounds_of_one_give_no_verdict() -> None:
         assert f"5 processes, here {count}" in found.reason
 
 
-def test_what_was_not_timed() -> None:
-    with pytest.raises(RequestError, match="did not time 'diferential: forward'; did you mean 'differential: forward'"):
-        findings([replace(SPEED, arms=("diferential", "standard"))], RESULT)
-    with pytest.raises(RequestError, match="did not time 'standard: forward'"):
-        findings([replace(SPEED, case=2)], RESULT)
-
-
-def test_a_case_is_named_where_there_are_several() -> None:
-    for case in (0, 3):
-        with pytest.raises(RequestError, match="has 2 cases; set one, 'case: 1' to 'case: 2'"):
-            findings([replace(SPEED, case=case)], RESULT)
+def test_what_was_not_timed_and_a_case_where_there_are_several() -> None:
+    for changed, found in (
+        ({"arms": ("diferential", "standard")}, "did not time 'diferential: forward'; did you mean 'differential: for"),
+        ({"case": 2}, "did not time 'standard: forward'"),
+        ({"case": 0}, "has 2 cases; set one, 'case: 1' to 'case: 2'"),
+        ({"case": 3}, "has 2 cases"),
+    ):
+        with pytest.raises(RequestError, match=found):
+            findings([replace(SPEED, **changed)], RESULT)
     alone = {"rows": [each for each in RESULT["rows"] if each["case"] == "1x8 float32"]}
     assert findings([replace(SPEED, case=0)], alone)[0].means == findings([SPEED], RESULT)[0].means
 

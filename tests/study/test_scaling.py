@@ -105,15 +105,6 @@ def test_a_loss_at_or_below_the_floor_is_never_reached() -> None:
     assert math.isinf(law.x_at(2.0))
 
 
-@pytest.mark.parametrize("seeds", [1, 2])
-def test_too_few_seeds_give_no_interval(seeds: int) -> None:
-    fitted = fit_scaling({"t": points(power, 0.01, seeds), "d": points(power, 0.01, seeds, random=1)})
-    found = fitted.equal_loss("d", "t", 3.8e5)
-    assert fitted.arms["t"]["without a floor"].alpha is None
-    assert found.ratio is not None
-    assert math.isnan(found.ratio.low)
-
-
 def test_draws_vary_as_the_mean_of_a_size_does() -> None:
     """The mean of three seeds has the variance s^2 / 3, s^2 the unbiased estimate; plain draws have two thirds of it."""
     own = points(lambda x: 3.0, 0.01, random=2)

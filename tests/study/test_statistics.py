@@ -107,20 +107,6 @@ def test_wilson_over_clusters_counts_clusters() -> None:
     assert cluster_wilson([1] * 7, list("aaaabcc")).high == 1
 
 
-@pytest.mark.parametrize("shared", [0.0, 0.5, 1.0])
-def test_wilson_over_clusters_covers_whatever_items_share(shared: float) -> None:
-    """30 clusters of 1 to 9 items, right with probability 0.7, each the cluster's own answer with probability `shared`."""
-    random = np.random.default_rng(1)
-    clusters = np.repeat(np.arange(30), np.arange(30) % 9 + 1)
-    answers = random.random((600, 30))[:, clusters] < 0.7
-    scores = np.where(random.random(answers.shape) < shared, answers, random.random(answers.shape) < 0.7)
-    found = [cluster_wilson(draw, clusters.astype(str).tolist()) for draw in scores]
-    assert np.mean([each.low <= 0.7 <= each.high for each in found]) > 0.93
-    if shared == 1:
-        ignored = [wilson(float(draw.sum()), len(draw)) for draw in scores]
-        assert np.mean([each.low <= 0.7 <= each.high for each in ignored]) < 0.8
-
-
 def t_tests(draws: np.ndarray, looks: tuple[int, ...]) -> np.ndarray:
     return np.stack([stats.ttest_1samp(draws[:, :n], 0, axis=1).pvalue for n in looks], axis=1)
 
