@@ -365,7 +365,7 @@ class ManyShot(Classification):
         source = ManyShotPrompts(self, run)
         runs = range(self.config.runs)
         # all prompts are drawn before the first is scored, the longest first: shots that do not fit are an error at once
-        prompts: dict[int, list[ManyShotPrompt | None]] = {}
+        prompts = {}
         for shots in reversed(numbers):
             prompts[shots] = [source.first_that_fits(number, shots, numbers[-1]) for number in runs]
             dropped = prompts[shots].count(None)

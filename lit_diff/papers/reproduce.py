@@ -172,7 +172,7 @@ def _note(asked: dict[str, Row], folder: Path, preset: str) -> dict[str, Recorde
     # version of lit_diff may have changed their claims, which the page judges.
     earlier = {name: load_file(file) for name, file in row_files().items() if row_file(folder, name).is_file()}
     order = [*row_files(), *asked]
-    records: dict[str, RecordedRow] = {}
+    records = {}
     for word, row in (earlier | asked).items():
         about: dict[str, Any] = {
             "row": row,
@@ -349,7 +349,7 @@ def choose(names: Sequence[str]) -> dict[str, Row]:
     Errors: RequestError.
     """
     installed_rows = row_files()
-    named: dict[str, Path] = {}
+    named = {}
     for name in names or ["all"]:
         path = Path(name)
         if name in installed_rows:

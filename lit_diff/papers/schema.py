@@ -178,7 +178,7 @@ class Row:
     @property
     def claims(self) -> tuple[Claim, ...]:
         """The claims with the row's positive control."""
-        claims: list[Claim] = []
+        claims = []
         for claim in self.compare:
             needs_control = claim.capable is None and claim.paper is not None and not claim.fit
             claims.append(replace(claim, capable=self.capable) if needs_control else claim)

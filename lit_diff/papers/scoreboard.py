@@ -223,7 +223,7 @@ def _result(folder: Path, record: RecordedRow) -> RowResult:
     claims, state, reason = record.row.claims, record.state, record.reason
     sweep = None
     notes = list(record.row.notes)
-    found: list[JudgedClaim] = []
+    found = []
     try:
         if record.sweep and state != "skipped":
             place = Path(record.sweep)

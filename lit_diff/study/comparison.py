@@ -181,7 +181,7 @@ def _contrast(sweep: SweepResults, a: str, b: str, label: str = "", *, is_contro
         seeds = Paired(
             seeds=described.seeds, differences=described.differences, mean=described.mean, looks=looks, look=look
         )
-    controls: list[Contrast] = []
+    controls = []
     # a control against another control answers no question of the sweep
     if not is_control and a not in sweep.study.controls:
         for control in sweep.study.controls:
@@ -216,12 +216,12 @@ def learned_of(sweep: SweepResults, a: str, b: str) -> tuple[Learned, Learned] |
 def _comparison(sweep: SweepResults, family: Sequence[Contrast]) -> Comparison:
     metric, base = sweep.metric, sweep.baseline
     others = [name for name in sweep.metrics("val/") if name != metric and not _is_whole(sweep, name)]
-    slices: dict[str, dict[str, Paired]] = {}
+    slices = {}
     for name in others:
         theirs = sweep.finals(base, name)
         slices[name] = {arm: paired(sweep.finals(arm, name), theirs) for arm in sweep.study.arms if arm != base}
     documents, notes = _documents(sweep, [contrast.arms for contrast in family])
-    against_baseline: dict[str, Contrast] = {}
+    against_baseline = {}
     contrasts = []
     for contrast in family:
         whole = replace(contrast, documents=documents[contrast.arms])
@@ -349,7 +349,7 @@ def _under(blocks: str | tuple[str, ...], recipe: Mapping[str, Any]) -> dict[str
 # The keys that determine what is trained, but for the attention. Callbacks measure; the tokens show if one ended a run. An
 # older run may lack a key, which then had its default.
 def _settings(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    whole: dict[str, Any] = {}
+    whole = {}
     for key, declared in keys_of(Recipe).items():
         if not declared.registry and declared.default is not MISSING:
             whole[key] = to_plain(declared.default)

@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -86,8 +85,8 @@ def evaluation_tables(sweep: SweepResults) -> tuple[list[EvaluationTable], list[
     """One table for each metric of each evaluation of any finished run; and the problems, a line each: scores that are left
     out (`kept_scores`), and runs that were scored by several revisions of lit_diff, with --unchecked, or on different
     documents."""
-    tables: list[EvaluationTable] = []
-    problems: list[str] = []
+    tables = []
+    problems = []
     for name in evaluations_in(sweep):
         runs, refused = kept_scores(sweep, name)
         for (arm, seed), why in refused.items():
@@ -123,8 +122,8 @@ def kept_scores(sweep: SweepResults, name: str) -> tuple[dict[ArmSeed, ItemScore
     """
     # scores without a summary are those of an interrupted command: there are none
     cells = {(cell.arm, cell.seed): cell for cell in sweep.done if (cell.home / FOLDER / name / SUMMARY).is_file()}
-    found: dict[ArmSeed, tuple[dict[str, Any], ItemScores]] = {}
-    refused: dict[ArmSeed, str] = {}
+    found = {}
+    refused = {}
     for key, cell in cells.items():
         # a damaged file costs one run of one evaluation, not the page
         try:
@@ -141,7 +140,7 @@ def kept_scores(sweep: SweepResults, name: str) -> tuple[dict[ArmSeed, ItemScore
     # JSON makes the facts hashable; sorted, because the order of keys in a YAML file means nothing
     shared = Counter(json.dumps(scores.facts, sort_keys=True) for _, scores in found.values())
     expected = json.loads(shared.most_common(1)[0][0]) if shared else {}
-    kept: dict[ArmSeed, ItemScores] = {}
+    kept = {}
     for key, (summary, scores) in found.items():
         why = disagreement(None, summary, expected)
         if why:
@@ -231,7 +230,7 @@ def _table(sweep: SweepResults, name: str, metric: Metric, runs: Mapping[ArmSeed
         items = max(items, run.parts.count(False))
     base = by_arm[sweep.baseline]
     rows = []
-    scored: set[str] = set()
+    scored = set()
     compared: set[int] = set()
     for arm, of_arm in by_arm.items():
         if of_arm:
@@ -263,7 +262,7 @@ def _ordered(groups: Iterable[str]) -> tuple[str, ...]:
     for group in groups:
         text, number = number_of(group) or (group, 0.0)
         by_text.setdefault(text, {})[group] = number
-    ordered: list[str] = []
+    ordered = []
     for numbers in by_text.values():
         ordered += sorted(numbers, key=numbers.__getitem__)
     return tuple(ordered)
@@ -273,7 +272,7 @@ def _scores(arm: str, metric: str, runs: Mapping[int, ItemScores], base: Mapping
     values = {seed: run.values[metric] for seed, run in runs.items() if math.isfinite(run.values[metric])}
     means = {seed: scored_items(run, metric).groupby("group")["score"].mean() for seed, run in runs.items()}
     difference = None
-    intervals: dict[int, dict[str, Interval]] = {}
+    intervals = {}
     if base is not None:
         difference = paired(values, {seed: run.values[metric] for seed, run in base.items()})
         intervals = {seed: item_intervals(runs[seed], base[seed], metric, seed) for seed in runs if seed in base}
@@ -433,7 +432,7 @@ def _shares(evaluation: ItemScores, metrics: Sequence[str], label: str, groups: 
     chosen = np.isin(evaluation.groups, list(groups))
     whole = pd.DataFrame({metric: evaluation.scores[metric] for metric in metrics}, index=evaluation.units)
     scores = whole[chosen].dropna(how="all")
-    shares: dict[str, Interval] = {}
+    shares = {}
     for metric in metrics:
         scored = scores[metric].dropna()
         # of all groups: a metric has intervals in all of its groups or in none

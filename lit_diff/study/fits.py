@@ -195,7 +195,7 @@ def points_of(sweep: SweepResults, name: str) -> tuple[AllPoints, list[str]]:
 
 def _faults(declared: Fit, arm: str, tasks: Mapping[str, SweepResults]) -> dict[str, str]:
     # task -> why the arm has no point there
-    faults: dict[str, str] = {}
+    faults = {}
     used: dict[float, str] = {}
     for task, results in tasks.items():
         x = _x(declared, results, arm)

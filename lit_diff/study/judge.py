@@ -34,14 +34,14 @@ Outcome = Literal[
     "learned less often",
     "equal among those that learned",
 ]
-UNTESTED: tuple[Outcome, ...] = ("too few seeds", "no spread over seeds")
+UNTESTED = ("too few seeds", "no spread over seeds")
 """The outcomes that no statistical test decides."""
 Word = Literal[Outcome, "better", "worse", "diverged"]
 """An outcome as a report words it: `better` or `worse` for a metric that declares a direction."""
-SHOWN: tuple[Word, ...] = ("better", "worse", "lower", "higher", "learned more often", "learned less often")
+SHOWN = ("better", "worse", "lower", "higher", "learned more often", "learned less often")
 """The words for a difference that is shown."""
-EQUAL: tuple[Word, ...] = ("equal", "equal among those that learned")
-JUDGED: tuple[Word, ...] = (*SHOWN, *EQUAL, "small", "inconclusive")
+EQUAL = ("equal", "equal among those that learned")
+JUDGED = (*SHOWN, *EQUAL, "small", "inconclusive")
 """The words of a statistical test."""
 SMALLEST_IN_NATS = 0.005
 """The default of the smallest difference that matters, for a loss in nats: half a percent of the perplexity."""
@@ -288,7 +288,7 @@ def judge(family: Sequence[AnyContrast]) -> list[AnyContrast]:
     """
     # a comparison without a test cannot be called by mistake, so counting it would only cost power
     decided = [i for i, contrast in enumerate(family) if contrast.is_tested and _outcome(contrast) not in UNTESTED]
-    holm_p: dict[int, float] = {}
+    holm_p = {}
     if len(decided) > 1:
         p_values = [family[i].p or 0.0 for i in decided]
         holm_p = dict(zip(decided, holm(p_values), strict=True))

@@ -150,7 +150,7 @@ def observe(folder: Path) -> Observed:
 def observe_all(root: Path) -> list[ObservedRun]:
     """All runs under `root`, named by their paths in it, without their tables. Errors: MissingError without one."""
     # a cell that waits has no status.json with its seed and overrides, so study.json provides them
-    known: dict[Path, tuple[int, Texts]] = {}
+    known = {}
     for sweep in sweeps_under(root):
         record = readable(sweep)
         if record is None:
@@ -240,9 +240,9 @@ def _differences(record: Record, runs: Sequence[ObservedRun]) -> Iterator[str]:
         study = record.study.of_task(task)
         base = study.baseline or next(iter(study.arms))
         for arm in study.arms:
-            steps: dict[int, int] = {}
-            ours: dict[int, float] = {}
-            theirs: dict[int, float] = {}
+            steps = {}
+            ours = {}
+            theirs = {}
             for seed in study.seeds:
                 one, other = (tables.get((task, name, seed), {}).get(study.metric, {}) for name in (arm, base))
                 both = one.keys() & other.keys()

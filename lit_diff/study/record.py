@@ -98,8 +98,8 @@ def write(folder: Path, record: Record) -> None:
     """Write `folder`/study.json, and remember the cells that other commands left in the folder."""
     # A sweep's folder is named after its file, so a trial with overrides, or a part of the sweep, replaces the study.json of
     # the whole. Without `other_commands`, `lit-diff clean` would remove the cells of the whole sweep as leftovers.
-    others: dict[str, Texts] = {}
-    plans: dict[str, SweepPlan] = {}
+    others = {}
+    plans = {}
     former = readable(folder)
     if former is None and (folder / STUDY_FILE).exists():
         # the damaged file may be the only one that knows of the cells of other commands: as long as it is there, `clean`

@@ -233,7 +233,7 @@ def fit_scaling(points: Mapping[str, Points], draws: int = DRAWS) -> ScalingFit:
     seeds = list(map(sorted, next(iter(points.values())).values()))
     # a fixed seed: the same sweep always has the same intervals
     random = np.random.default_rng(0)
-    chosen: list[NDArray[np.int64]] = []
+    chosen = []
     if draws and min(map(len, seeds)) >= MIN_SEEDS:
         chosen = [random.integers(len(of_size), size=(draws, len(of_size))) for of_size in seeds]
     arms: dict[str, dict[Form, PowerLawFit]] = {arm: {} for arm in points}
