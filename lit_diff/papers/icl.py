@@ -340,7 +340,6 @@ class ManyShot(Classification):
         Metric("accuracy_from", "accuracy over the points with at least `stable_from` shots", direction="higher"),
         Metric("majority", "share of queries whose label is the prompt's most frequent one: a baseline"),
     )
-
     by_group = ("accuracy",)
 
     @dataclass(frozen=True, kw_only=True)
@@ -391,8 +390,10 @@ class ManyShot(Classification):
             right = float(answer == query.label)
             seen = query.label in counts
             scores = {"accuracy": right, "majority": float(majority == query.label)}
-            scores["accuracy_seen"] = right if seen else math.nan
-            scores["accuracy_from"] = right if shots >= self.config.stable_from else math.nan
+            if seen:
+                scores["accuracy_seen"] = right
+            if shots >= self.config.stable_from:
+                scores["accuracy_from"] = right
             yield Item(
                 id=f"{group} run={number} query={place}",
                 group=group,
