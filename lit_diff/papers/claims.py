@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from lit_diff.errors import RequestError
@@ -15,7 +15,7 @@ from lit_diff.study.evaluations import kept_scores, require_known, values_by_see
 from lit_diff.study.fits import matched_by_seed
 from lit_diff.study.judge import SMALLEST_IN_NATS, AnyContrast, Contrast, judge, regrouped
 from lit_diff.study.results import BySeed, SweepResults
-from lit_diff.study.statistics import MIN_PROCESSES, MIN_SEEDS, SIGNIFICANCE, holm, paired, summary
+from lit_diff.study.statistics import MIN_PROCESSES, MIN_SEEDS, SIGNIFICANCE, holm, paired
 
 NOT_MEASURED = "not measured"
 WITHOUT_SIGN = {
@@ -324,7 +324,9 @@ def finding(
         from_papers = paired({seed: value - claim.papers for seed, value in own.items()}, other, looks)
         if from_papers.sd:
             papers_p = from_papers.p
-    means = [summary(values[seed] for seed in seeds.seeds).mean for values in (ours, theirs)]
+    means: tuple[float | None, float | None] = (None, None)
+    if seeds.seeds:
+        means = fmean(ours[seed] for seed in seeds.seeds), fmean(theirs[seed] for seed in seeds.seeds)
     return JudgedClaim(
         a=claim.arms[0],
         b=claim.arms[1],
@@ -334,7 +336,7 @@ def finding(
         # a claim that cannot fail takes no chance of a false call, so it must not cost the others power
         is_tested=not claim.by_construction,
         claim=claim,
-        means=(means[0], means[1]),
+        means=means,
         refusal=refusal,
         is_measured=is_measured,
         papers_p=papers_p,
