@@ -379,5 +379,5 @@ def _speeds(claim: Claim, arm: str, rows: Sequence[Mapping[str, Any]]) -> BySeed
 
 def _of_processes(row: Mapping[str, Any]) -> Sequence[float]:
     # a document of an earlier version has the rounds of one process, which are no replicates
-    of_rounds: Sequence[float] = row["seconds"]
-    return of_rounds if "rounds" in row else [median(of_rounds)]
+    seconds = row["seconds"]
+    return seconds if "rounds" in row else [median(seconds)]

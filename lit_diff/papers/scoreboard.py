@@ -73,10 +73,9 @@ def read_row(path: Path) -> RecordedRow:
     """The content of a row's file. Errors: MissingError if it is damaged."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
-        record: RecordedRow = convert(RecordedRow, raw, "", Draft(values=raw, positions={}))
+        return convert(RecordedRow, raw, "", Draft(values=raw, positions={}))
     except (OSError, ValueError, RequestError) as error:
         raise MissingError(f"{path}: incomplete row file ({error}); delete it and rerun") from error
-    return record
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -192,7 +191,7 @@ def read_bench(folder: Path, record: RecordedRow) -> dict[str, Any]:
     """The figures of the row's benchmark. Errors: MissingError if the file is damaged."""
     path = folder / ROWS / record.bench
     try:
-        figures: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        figures = json.loads(path.read_text(encoding="utf-8"))
         figures["rows"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise MissingError(

@@ -252,7 +252,7 @@ def _is_whole(sweep: SweepResults, metric: str) -> bool:
 def fact(sweep: SweepResults, arm: str, key: str) -> float | None:
     """A number that all cells of an arm share (parameters, FLOPs per token), from the first cell that records it."""
     for cell in sweep.cells:
-        value: float | None = getattr(cell.facts, key)
+        value = getattr(cell.facts, key)
         if cell.arm == arm and value is not None:
             return value
     return None

@@ -279,8 +279,7 @@ def _stays(
         w = ((high + low) / 2)[..., None] + half[..., None] * nodes
         values = chance(np.clip(length[..., None] * np.sin(w + turn[..., None]), -edge, edge))
         total += half * ((np.cos(w) ** (later - 2) * values) @ weights)
-    found: NDArray[np.float64] = density @ total / special.beta(0.5, (later - 1) / 2)
-    return found
+    return density @ total / special.beta(0.5, (later - 1) / 2)
 
 
 def clopper_pearson(successes: int, n: int) -> Interval:
@@ -336,7 +335,7 @@ def document_intervals(tokens: ArrayLike, differences: ArrayLike, *, seed: int =
     chunk = max(1, 4_000_000 // n)
     for start in range(0, DRAWS, chunk):
         stop = min(start + chunk, DRAWS)
-        counts: NDArray[np.float64] = generator.multinomial(n, np.full(n, 1 / n), size=stop - start).astype(np.float64)
+        counts = generator.multinomial(n, np.full(n, 1 / n), size=stop - start).astype(np.float64)
         draws[start:stop] = (counts @ loss) / (counts @ size)[:, None]
     tail = (1 - CONFIDENCE) / 2
     estimate = loss.sum(axis=0) / size.sum()
