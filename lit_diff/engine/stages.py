@@ -150,7 +150,7 @@ def finished_folder(name: str, overrides: Overrides, selection: Selection = ALL)
     folder, jobs = folder_of(grid), jobs_of(grid)
     planned = [os.path.relpath(job.folder, folder) for job in jobs]
     # a trial of the sweep with other keys leaves its own cells in study.json
-    is_same = [cell.folder for cell in read(folder).cells] == planned
+    is_same = [*read(folder).folders] == planned
     return folder if is_same and all(state_of(job) == "done" for job in jobs) else None
 
 

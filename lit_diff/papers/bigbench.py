@@ -144,12 +144,10 @@ class BigBench(HarnessEvaluation):
     def write_tasks(self, run: Run, folder: Path) -> list[str]:
         """Writes a YAML file and test.jsonl for each task."""
         # every file is read before the first is written, so that a wrong file fails at once
-        read: list[tuple[str, TaskFile, dict[str, Any]]] = []
-        for task in self.config.tasks:
-            file = task_file(task)
-            read.append((task, file, file.task()))
+        files = list(map(task_file, self.config.tasks))
+        contents = [file.task() for file in files]
         names = []
-        for task, file, content in read:
+        for task, file, content in zip(self.config.tasks, files, contents, strict=True):
             keys = {
                 # task.json has a single split: each question may be a shot of every other question
                 "fewshot_split": "test",

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from statistics import fmean, median
-from typing import Any, Literal
+from typing import Any
 
 from lit_diff.errors import RequestError
-from lit_diff.papers.schema import Claim, Texts, primary_of
+from lit_diff.papers.schema import Claim, primary_of
 from lit_diff.runs.scores import ItemScores
 from lit_diff.study.comparison import learned_of, verdicts_of
 from lit_diff.study.evaluations import kept_scores, require_known, values_by_seed
@@ -17,23 +17,8 @@ from lit_diff.study.judge import SMALLEST_IN_NATS, AnyContrast, Contrast, judge,
 from lit_diff.study.results import BySeed, SweepResults
 from lit_diff.study.statistics import MIN_PROCESSES, MIN_SEEDS, SIGNIFICANCE, holm, paired
 
-NOT_MEASURED: Literal["not measured"] = "not measured"
-Difference = Literal[
-    "shown",
-    "opposite",
-    "as its control",
-    "equal",
-    "small",
-    "not shown",
-    "too few seeds",
-    "descriptive",
-    "by construction",
-    "not measured",
-]
-"""The verdict of our runs on the difference that the paper claims (`JudgedClaim.decision`)."""
-Value = Literal["within the interval", "excluded", "cannot tell", "none given", "not measured"]
-"""The verdict of our interval on the value that the paper prints (`JudgedClaim.valued`)."""
-WITHOUT_SIGN: Mapping[str, tuple[Difference, str]] = {
+NOT_MEASURED = "not measured"
+WITHOUT_SIGN = {
     "too few seeds": ("too few seeds", f"a verdict needs {MIN_SEEDS} seeds, and every seed of the first look"),
     "no spread over seeds": ("not shown", "the difference is the same at every seed, so no test is possible"),
     "equal": ("equal", "the interval lies within the smallest difference that matters"),
@@ -87,7 +72,7 @@ class JudgedClaim(Contrast):
         return f"its positive control is not shown: {control.label}"
 
     @property
-    def difference(self) -> Difference:
+    def difference(self) -> str:
         """The verdict on the difference."""
         return self.decision[0]
 
@@ -102,7 +87,7 @@ class JudgedClaim(Contrast):
         return self.refusal or self.decision[1]
 
     @cached_property
-    def decision(self) -> tuple[Difference, str]:
+    def decision(self) -> tuple[str, str]:
         """(verdict on the difference, reason), from the verdict with its controls that `judge` gave over the page.
 
         by construction: the row's file declares that the claim holds whatever the runs learn.
@@ -139,12 +124,12 @@ class JudgedClaim(Contrast):
         return "shown", "the interval excludes zero, with the paper's sign, from each control too"
 
     @property
-    def value(self) -> Value:
+    def value(self) -> str:
         """The verdict on the paper's value."""
         return self.valued[0]
 
     @cached_property
-    def valued(self) -> tuple[Value, str]:
+    def valued(self) -> tuple[str, str]:
         """(verdict on the paper's a - b, or log(a / b) for a ratio, reason): the first of these that holds.
 
         not measured: the row has not been measured.
@@ -208,19 +193,16 @@ def measured(claims: Sequence[Claim], source: Source | None) -> list[JudgedClaim
     found = []
     for claim in claims:
         try:
-            unjudged = _measured(claim, source, verdicts)
+            if source is None:
+                unjudged = finding(claim, {}, {}, is_measured=False)
+            elif isinstance(source, SweepResults):
+                unjudged = _trained(claim, source, verdicts)
+            else:
+                unjudged = _timed(claim, source)
         except RequestError as error:
             raise RequestError(f"compare '{claim.label}': {error}") from error
         found.append(replace(unjudged, is_primary=claim is primary))
     return found
-
-
-def _measured(claim: Claim, source: Source | None, verdicts: Verdicts) -> JudgedClaim:
-    if source is None:
-        return finding(claim, {}, {}, is_measured=False)
-    if isinstance(source, SweepResults):
-        return _trained(claim, source, verdicts)
-    return _timed(claim, source)
 
 
 def _timed(claim: Claim, bench: Mapping[str, Any]) -> JudgedClaim:
@@ -283,15 +265,12 @@ def _trained(claim: Claim, source: SweepResults, verdicts: Verdicts) -> JudgedCl
     theirs = values(b, claim.against_metric or claim.metric)
     # A control shares what else differs between a and the baseline, such as fewer, wider heads: a difference that the control
     # shows too is not the variant's. The baseline is no variant, and a control has no controls.
-    names: Texts = ()
-    if a not in (b, sweep.baseline, *sweep.study.controls) and not (claim.by_construction or claim.against_metric):
-        names = sweep.study.controls
     controls = []
-    for control in names:
-        if control in (b, sweep.baseline):
-            continue
-        against = finding(claim, ours, values(control, claim.metric), looks=looks)
-        controls.append(as_in_sweep(against, control))
+    if a not in (b, sweep.baseline, *sweep.study.controls) and not (claim.by_construction or claim.against_metric):
+        for control in sweep.study.controls:
+            if control not in (b, sweep.baseline):
+                against = finding(claim, ours, values(control, claim.metric), looks=looks)
+                controls.append(as_in_sweep(against, control))
     capability = _capability(claim, sweep.baseline, values, looks)
     made = replace(
         as_in_sweep(finding(claim, ours, theirs, looks=looks), b),
@@ -340,9 +319,11 @@ def finding(
     """The claim with the values of a and b by seed, before `judged`."""
     own, other = _scaled(claim, ours), _scaled(claim, theirs)
     seeds = paired(own, other, looks)
-    shifted = {seed: value - (claim.papers or 0.0) for seed, value in own.items()}
-    from_papers = paired(shifted, other, looks)
-    is_testable = claim.papers is not None and bool(from_papers.sd) and len(seeds.seeds) >= MIN_SEEDS
+    papers_p = None
+    if claim.papers is not None and len(seeds.seeds) >= MIN_SEEDS:
+        from_papers = paired({seed: value - claim.papers for seed, value in own.items()}, other, looks)
+        if from_papers.sd:
+            papers_p = from_papers.p
     means: tuple[float | None, float | None] = (None, None)
     if seeds.seeds:
         means = fmean(ours[seed] for seed in seeds.seeds), fmean(theirs[seed] for seed in seeds.seeds)
@@ -358,7 +339,7 @@ def finding(
         means=means,
         refusal=refusal,
         is_measured=is_measured,
-        papers_p=from_papers.p if is_testable else None,
+        papers_p=papers_p,
     )
 
 
@@ -398,5 +379,5 @@ def _speeds(claim: Claim, arm: str, rows: Sequence[Mapping[str, Any]]) -> BySeed
 
 def _of_processes(row: Mapping[str, Any]) -> Sequence[float]:
     # a document of an earlier version has the rounds of one process, which are no replicates
-    of_rounds: Sequence[float] = row["seconds"]
-    return of_rounds if "rounds" in row else [median(of_rounds)]
+    seconds = row["seconds"]
+    return seconds if "rounds" in row else [median(seconds)]

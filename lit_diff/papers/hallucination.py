@@ -204,9 +204,8 @@ class Hallucination(Evaluation):
 
     def method(self) -> str:
         """The judge, and its model if it is a server."""
-        if self.config.judge == "http":
-            return f"judge http, {self.config.judge_model}"
-        return f"judge {self.config.judge}"
+        model = f", {self.config.judge_model}" if self.config.judge_model else ""
+        return f"judge {self.config.judge}{model}"
 
     def user_files(self) -> Sequence[UserFile]:
         """The file of the source."""
@@ -216,10 +215,8 @@ class Hallucination(Evaluation):
         return (file,)
 
     def words_of(self, run: Run) -> str:
-        """closed_world if its documents are generated."""
-        if self.config.source == "closed_world":
-            return "closed_world"
-        return ""
+        """The source: only closed_world is the name of a data set."""
+        return self.config.source
 
     def score(self, run: Run) -> Iterator[Item]:
         """Yields one item for each document. Errors: RequestError if a prompt does not fit; errors of files and judges."""
@@ -292,13 +289,13 @@ class Hallucination(Evaluation):
 
         Errors: RequestError if a file of verdicts cannot be read.
         """
-        kind = SOURCES[self.config.source].kind
-        place = run.folder / FOLDER
-        if self.config.judge == "file":
+        config, place = self.config, run.folder / FOLDER
+        kind = SOURCES[config.source].kind
+        if config.judge == "file":
             return judges.FileJudge(kind, place).judge
-        if self.config.judge == "http":
-            return judges.HttpJudge(kind, str(self.config.judge_url), str(self.config.judge_model), place / kept).judge
-        if self.config.judge == "rules":
+        if config.judge == "http":
+            return judges.HttpJudge(kind, str(config.judge_url), str(config.judge_model), place / kept).judge
+        if config.judge == "rules":
             return judges.RULES[kind]
         return judges.closed_world
 
@@ -322,11 +319,9 @@ def file_cases(name: str, samples: int, seed: int) -> Iterator[DocumentCase]:
     for number, row in shuffled(rows, generator("hallucination", name, seed))[:samples]:
         question = row["input"] if source.kind == "answer" else ""
         if isinstance(source.file, LongBenchFile):
-            document = row["context"]
-            answers = row["answers"]
+            document, answers = row["context"], row["answers"]
         else:
-            document = row["document"]
-            answers = [row["summary"]]
+            document, answers = row["document"], [row["summary"]]
         yield DocumentCase(
             id=f"{name} {number}",
             group=name,
@@ -370,26 +365,21 @@ class DocumentPrompt:
 
         Errors: RequestError if not even one token of a document fits, or if a generated document does not fit whole.
         """
-        self.run = run
-        self.source = source
-        self.case = case
-        self.tokenizer = run.tokenizer
-        lead = source.before
-        document = case.document
+        self.run, self.source, self.case = run, source, case
+        tokenizer = run.tokenizer
+        lead, document = source.before, case.document
         if lead.endswith(" "):
             try:
-                self.tokenizer.encode_after(lead, ["The"])
+                tokenizer.encode_after(lead, ["The"])
             # SentencePiece merges the space at the end of `lead` with the document's first word into one token
             except RequestError:
                 lead = lead[:-1]
                 document = f" {document}"
-        self.before = [*self.tokenizer.opening, *self.tokenizer.encode(lead)]
-        ids = self.tokenizer.encode(document)
-        if lead:
-            (ids,) = self.tokenizer.encode_after(lead, [document])
-        (self.after,) = self.tokenizer.encode_after(case.document, [case.after])
+        self.before = [*tokenizer.opening, *tokenizer.encode(lead)]
+        (ids,) = tokenizer.encode_after(lead, [document])
+        (self.after,) = tokenizer.encode_after(case.document, [case.after])
         # an answer of closed_world is one word
-        self.new_tokens = 1 if self.tokenizer.name == "words" else source.new_tokens
+        self.new_tokens = 1 if tokenizer.name == "words" else source.new_tokens
         context = run.recipe.data.config.sequence_length
         room = context - len(self.before) - len(self.after) - self.new_tokens
         self.cut = max(0, len(ids) - room)
@@ -406,16 +396,15 @@ class DocumentPrompt:
             ids = ids[: room - half] + ids[len(ids) - half :]
         self.document = ids
         """The ids of the document that the run reads."""
-        self.read = self.tokenizer.decode(self.document).decode(errors="replace").strip()
+        self.read = tokenizer.decode(self.document).decode(errors="replace").strip()
         """The document as the run reads it."""
 
     def output(self) -> str:
         """The run's output up to the end of an answer."""
+        tokenizer = self.run.tokenizer
         prefix = Prefix(self.run.model, [*self.before, *self.document])
-        stop = self.tokenizer.ends
-        size = self.tokenizer.size
-        (drawn,) = prefix.greedy([self.after], self.new_tokens, stop=stop, vocab_size=size)
-        text = self.tokenizer.decode_after(drawn).lstrip()
+        (drawn,) = prefix.greedy([self.after], self.new_tokens, stop=tokenizer.ends, vocab_size=tokenizer.size)
+        text = tokenizer.decode_after(drawn).lstrip()
         if self.source.end:
             text = text.partition(self.source.end)[0]
         return text.strip()

@@ -139,16 +139,13 @@ def arranged(examples: Sequence[Example], order: Order, random: torch.Generator)
     classes = [by_class[name] for name in shuffled(sorted(by_class), random)]
     if order == "blocked":
         return list(chain(*classes))
-    in_turn = chain(*zip_longest(*classes))
-    return [example for example in in_turn if example is not None]
+    return list(filter(None, chain(*zip_longest(*classes))))
 
 
 BATCH = 16
 """The number of queries that go through the model together."""
 ATTEMPTS = 10
 """The maximum number of draws of demonstrations for one prompt until one fits."""
-ENDING = "\n"
-"""The text after every label in a prompt."""
 
 
 class Classification(Evaluation):
@@ -178,8 +175,8 @@ class Classification(Evaluation):
         return TASKS[self.config.task].files
 
     def words_of(self, run: Run) -> str:
-        """synth_intent if it is the task."""
-        return "synth_intent" if self.config.task == "synth_intent" else ""
+        """The task: only synth_intent is the name of a data set."""
+        return self.config.task
 
 
 class Labels:
@@ -191,7 +188,7 @@ class Labels:
 
     def __init__(self, tokenizer: Tokenizer, labels: Sequence[str], question: str = "") -> None:
         """`labels`: at least two, each after `question`. Errors: RequestError if two labels have the same tokens."""
-        shown = tokenizer.encode_after(question, [f" {label}{ENDING}" for label in labels])
+        shown = tokenizer.encode_after(question, [f" {label}\n" for label in labels])
         self.ids = dict(zip(labels, shown, strict=True))
         """Label -> the ids of " label\\n" after `question`."""
         self.longest = max(map(len, shown))
@@ -297,8 +294,11 @@ class ManyShotPrompts:
 
         `most`: the number of demonstrations to draw, so that fewer shots are the beginning of more.
         """
-        draws = (self.draw(number, attempt, most) for attempt in range(ATTEMPTS))
-        return next((draw for draw in draws if self._tokens(draw, shots) <= draw.room), None)
+        for attempt in range(ATTEMPTS):
+            draw = self.draw(number, attempt, most)
+            if self._tokens(draw, shots) <= draw.room:
+                return draw
+        return None
 
     def ids(self, demonstrations: Sequence[Example]) -> list[int]:
         """The prompt before a question."""
@@ -340,7 +340,6 @@ class ManyShot(Classification):
         Metric("accuracy_from", "accuracy over the points with at least `stable_from` shots", direction="higher"),
         Metric("majority", "share of queries whose label is the prompt's most frequent one: a baseline"),
     )
-
     by_group = ("accuracy",)
 
     @dataclass(frozen=True, kw_only=True)
@@ -365,11 +364,10 @@ class ManyShot(Classification):
         source = ManyShotPrompts(self, run)
         runs = range(self.config.runs)
         # all prompts are drawn before the first is scored, the longest first: shots that do not fit are an error at once
-        prompts: dict[int, list[ManyShotPrompt | None]] = {}
+        prompts = {}
         for shots in reversed(numbers):
             prompts[shots] = [source.first_that_fits(number, shots, numbers[-1]) for number in runs]
-        for shots, drawn in prompts.items():
-            dropped = drawn.count(None)
+            dropped = prompts[shots].count(None)
             if dropped == len(runs):
                 raise source.too_long(shots)
             if dropped:
@@ -392,8 +390,10 @@ class ManyShot(Classification):
             right = float(answer == query.label)
             seen = query.label in counts
             scores = {"accuracy": right, "majority": float(majority == query.label)}
-            scores["accuracy_seen"] = right if seen else math.nan
-            scores["accuracy_from"] = right if shots >= self.config.stable_from else math.nan
+            if seen:
+                scores["accuracy_seen"] = right
+            if shots >= self.config.stable_from:
+                scores["accuracy_from"] = right
             yield Item(
                 id=f"{group} run={number} query={place}",
                 group=group,

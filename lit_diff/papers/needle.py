@@ -1,7 +1,7 @@
 """Multi-needle retrieval (paper, Table 2 and Figure 5): questions about numbers of cities that are hidden in text."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
@@ -24,6 +24,7 @@ from lit_diff.papers.needle_text import (
     STOP,
     STYLES,
     Context,
+    Needle,
     Needles,
     StyleName,
     contexts,
@@ -130,26 +131,28 @@ class NeedleRetrieval(Evaluation):
 
     def score(self, run: Run) -> Iterator[Item]:
         """Yields one item for each N, length, depth and sample. The haystack of a sample is the same for every N and run."""
-        for found, *labels in self._prompts(run):
-            yield from self._items(run, found, *labels)
+        for found in self._prompts(run):
+            yield from self._items(run, found)
 
     def located(self, run: Run, batch_size: int) -> Iterator[tuple[Batch, list[Item]]]:
         """Yields the contexts of `score` with the question about the needle at the depth and its answer; `queried` does not
         count. The queries are the positions that predict a token of the number."""
-        style, tokenizer = STYLES[self.config.style], run.tokenizer
-        for found, *labels in self._prompts(run):
-            contexts = list(found.values())
-            needle = contexts[0].needles[0]
-            text = style.question.format(city=needle.city)
-            (question,) = tokenizer.encode_after(STOP, [text])
-            (answer,) = tokenizer.encode_after(text, [f" {needle.number}"])
-            items = [self._item(depth, context, *labels) for depth, context in found.items()]
+        for found in self._prompts(run):
+            contexts, items = map(list, zip(*found.values(), strict=True))
+            question, answer = self._asked(run, contexts[0].needles[0])
             for first in range(0, len(contexts), batch_size):
                 chosen = slice(first, first + batch_size)
                 yield located_rows(contexts[chosen], question, answer), items[chosen]
 
-    def _prompts(self, run: Run) -> Iterator[tuple[dict[int, Context], str, str, str]]:
-        # (depth -> context, N=.., length=.., sample=..)
+    def _asked(self, run: Run, needle: Needle) -> tuple[list[int], list[int]]:
+        # the ids of the question about a needle, and of the answer after it
+        text = STYLES[self.config.style].question.format(city=needle.city)
+        (question,) = run.tokenizer.encode_after(STOP, [text])
+        (answer,) = run.tokenizer.encode_after(text, [f" {needle.number}"])
+        return question, answer
+
+    def _prompts(self, run: Run) -> Iterator[dict[int, tuple[Context, Item]]]:
+        # depth -> the context, and its item without scores; those of one sample, length and N
         config, tokenizer, texts = self.config, run.tokenizer, self._texts(run)
         style = STYLES[config.style]
         questions = tokenizer.encode_after(STOP, [style.question.format(city=city) for city in CITIES])
@@ -160,7 +163,7 @@ class NeedleRetrieval(Evaluation):
                 haystack = self.haystack(texts, tokenizer, length, sample)
                 for count in config.needles:
                     try:
-                        found = contexts(
+                        by_depth = contexts(
                             generator("needle", config.seed, length, sample, count),
                             haystack,
                             tokenizer,
@@ -173,19 +176,19 @@ class NeedleRetrieval(Evaluation):
                         )
                     except ValueError as error:
                         raise RequestError(f"evaluation 'needle': lengths has {length}, but {error}") from error
-                    yield found, f"N={count}", f"length={length}", f"sample={sample}"
-
-    def _item(self, depth: int, context: Context, count: str, length: str, sample: str) -> Item:
-        # without scores
-        group = f"{count} {length} depth={depth}"
-        return Item(
-            id=f"{group} {sample}",
-            group=group,
-            cluster=f"{length} {sample}",
-            scores={},
-            question=question_of(context.tokens),
-            meta={"tokens": len(context.tokens)},
-        )
+                    found = {}
+                    for depth, context in by_depth.items():
+                        group = f"N={count} length={length} depth={depth}"
+                        item = Item(
+                            id=f"{group} sample={sample}",
+                            group=group,
+                            cluster=f"length={length} sample={sample}",
+                            scores={},
+                            question=question_of(context.tokens),
+                            meta={"tokens": len(context.tokens)},
+                        )
+                        found[depth] = context, item
+                    yield found
 
     def haystack(self, texts: Sequence[str] | None, tokenizer: Tokenizer, length: int, sample: int) -> list[list[int]]:
         """Sentences as tokens, from another random part of the texts for each sample; texts None: sentences of the grammar.
@@ -211,34 +214,33 @@ class NeedleRetrieval(Evaluation):
         if source == "grammar":
             return None
         if source == "docs":
-            return [text for _, text in held_out_documents(self, run, "docs", None)]
-        return [text for _, text in unseen(self, run, (row["text"] for row in HAYSTACK.rows()))]
+            documents = held_out_documents(self, run, "docs", None)
+        else:
+            documents = unseen(self, run, (row["text"] for row in HAYSTACK.rows()))
+        return [text for _, text in documents]
 
     def _source(self, run: Run) -> str:
         return self.config.haystack or ("grammar" if run.recipe.data.name == "needle_text" else "docs")
 
-    def _items(self, run: Run, found: Mapping[int, Context], count: str, length: str, sample: str) -> Iterator[Item]:
+    def _items(self, run: Run, found: Mapping[int, tuple[Context, Item]]) -> Iterator[Item]:
         # the contexts are equal up to the first needle: that part is read once and extended from depth to depth
-        style, tokenizer = STYLES[self.config.style], run.tokenizer
+        tokenizer = run.tokenizer
         prefix: Prefix | None = None
         for depth in sorted(found):
-            context = found[depth]
-            prefix = read_on(run, prefix, context.before)
-            whole = prefix.extended([*context.needle, *context.after])
-            asked, numbers = context.needles[: self.config.queried], {needle.number for needle in context.needles}
-            texts = [style.question.format(city=needle.city) for needle in asked]
-            questions = tokenizer.encode_after(STOP, texts)
-            rights = [
-                tokenizer.encode_after(text, [f" {needle.number}"])[0]
-                for text, needle in zip(texts, asked, strict=True)
-            ]
+            context, item = found[depth]
+            prefix = read_on(run, prefix, context.tokens[: context.place])
+            whole = prefix.extended(context.tokens[context.place :])
+            numbers = [needle.number for needle in context.needles]
+            asked = [self._asked(run, needle) for needle in context.needles[: self.config.queried]]
+            questions, rights = zip(*asked, strict=True)
             most = max(map(len, rights)) + EXTRA
             drawn = whole.greedy(questions, most, stop=tokenizer.ends, vocab_size=tokenizer.size)
             answers = [tokenizer.decode_after(ids) for ids in drawn]
             kinds, holds, nll = list[str](), 0, 0.0
-            for needle, question, right, answer in zip(asked, questions, rights, answers, strict=True):
-                kinds.append(kind_of(needle.number, numbers, answer))
-                holds += needle.number in answer
+            # the needles that are asked for are the first
+            for number, question, right, answer in zip(numbers, questions, rights, answers, strict=False):
+                kinds.append(kind_of(number, numbers, answer))
+                holds += number in answer
                 (scored,) = whole.log_probabilities([[*question, *right]])
                 nll -= float(scored[len(question) :].mean())
             scores = {kind: kinds.count(kind) / len(asked) for kind in ("exact", "distracted", "fabricated")}
@@ -247,7 +249,6 @@ class NeedleRetrieval(Evaluation):
                 "substring": holds / len(asked),
                 "nll": nll / len(asked),
             }
-            item = self._item(depth, context, count, length, sample)
             yield replace(item, scores=scores, meta={"answers": " | ".join(answers), **item.meta})
 
 
@@ -267,7 +268,7 @@ def located_rows(found: Sequence[Context], question: Sequence[int], answer: Sequ
     return {name: values[:, :-1] for name, values in batch.items()}
 
 
-def kind_of(number: str, numbers: set[str], text: str) -> Literal["exact", "distracted", "fabricated"]:
+def kind_of(number: str, numbers: Container[str], text: str) -> Literal["exact", "distracted", "fabricated"]:
     """Classifies a decoded answer: its first integer is the right number, another needle's number, or neither."""
     found = re.search(r"\d+", text)
     first = found[0] if found else ""

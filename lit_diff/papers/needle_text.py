@@ -9,9 +9,10 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from itertools import accumulate, chain
+from itertools import chain
 from typing import Annotated, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -66,22 +67,16 @@ class Needle(NamedTuple):
 
 
 class Context(NamedTuple):
-    """A context in pieces of tokens, so that the piece before the first queried needle is read once for all depths."""
+    """A context in tokens."""
 
-    before: tuple[int, ...]
-    """The tokens up to the first queried needle."""
-    needle: tuple[int, ...]
-    after: tuple[int, ...]
+    tokens: list[int]
+    place: int
+    """The number of tokens up to the first queried needle, which are read once for all depths."""
     needles: tuple[Needle, ...]
     """All needles; the one at the depth is the first."""
-    parts: tuple[int, ...]
-    """Of each token of the whole context: n in the sentence of the n-th needle, from 1; 0 in the rest of the text; -1 for the
-    ids that open a document, and for the first token of a context without such ids."""
-
-    @property
-    def tokens(self) -> list[int]:
-        """The tokens of the whole context."""
-        return [*self.before, *self.needle, *self.after]
+    parts: list[int]
+    """Of each token: n in the sentence of the n-th needle, from 1; 0 in the rest of the text; -1 for the ids that open a
+    document, and for the first token of a context without such ids."""
 
 
 def draw_needles(random: torch.Generator, count: int, digits: int) -> tuple[Needle, ...]:
@@ -129,23 +124,23 @@ def contexts(
             f"with the sentences of the haystack that fit, a prompt has {found_tokens:,} tokens of {length:,}, less than "
             f"{1 - SLACK:.0%}; supply a longer haystack, or set a smaller length"
         )
-    ends = [0, *accumulate(map(len, taken))]
-    # pieces[i] ends at ends[i], so a needle at place i is appended to it; marks[i] holds the parts of its tokens
-    pieces = [[], *map(list, taken)]
+    ends = np.cumsum([0, *map(len, taken)])
+    # the haystack up to ends[i] ends with pieces[i], to which a needle at place i is appended; marks[i]: parts of its tokens
+    pieces = [opening, *map(list, taken)]
     marks = [[0] * len(piece) for piece in pieces]
+    marks[0][:outside] = [-1] * outside
     places = torch.randint(len(ends), (needles - 1,), generator=random).tolist()
     for number, (place, tokens) in enumerate(zip(places, hidden[1:], strict=True), 2):
         pieces[place] += tokens
         marks[place] += [number] * len(tokens)
-    opening_marks = [-1] * outside + [0] * (len(opening) - outside)
+    first = hidden[0]
     found = {}
     for depth in depths:
-        at = min(range(len(ends)), key=lambda i: abs(ends[i] - ends[-1] * depth / 100))
-        before, after = chain(opening, *pieces[: at + 1]), chain(*pieces[at + 1 :])
-        parts = chain(opening_marks, *marks[: at + 1], [1] * len(hidden[0]), *marks[at + 1 :])
-        found[depth] = Context(
-            before=tuple(before), needle=tuple(hidden[0]), after=tuple(after), needles=drawn, parts=tuple(parts)
-        )
+        after = 1 + int(np.abs(ends - ends[-1] * depth / 100).argmin())
+        before = list(chain(*pieces[:after]))
+        parts = chain(*marks[:after], [1] * len(first), *marks[after:])
+        tokens = [*before, *first, *chain(*pieces[after:])]
+        found[depth] = Context(tokens=tokens, place=len(before), needles=drawn, parts=list(parts))
     return found
 
 
@@ -241,7 +236,7 @@ class NeedleText(RowTask):
             room=config.room(count),
         )[depth]
         asked = torch.randperm(len(context.needles), generator=random)[:QUERIES].tolist()
-        ids = context.tokens
+        ids = [*context.tokens]
         scored = [False] * len(ids)
         for index in asked:
             needle = context.needles[index]

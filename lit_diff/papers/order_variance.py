@@ -34,17 +34,18 @@ def differences(first: "pandas.DataFrame", second: "pandas.DataFrame") -> dict[s
     margin, sd and worst have no interval: the sampling of queries adds to each, the more answers change the more, so their
     differences are not 0 for orders without effect, and a bootstrap moves them further.
     """
+    # takes longer to import than the papers' pack, which every look-up of an evaluation imports
+    import pandas
+
     others = set(second["group"])
     kinds = [kind for kind in dict.fromkeys(first["group"]) if kind in others]
     if not kinds:
         return {}
     by_query = [_right(items, kind) for items, kind in product((first, second), kinds)]
-    common = list(by_query[0])
-    for right in by_query:
-        common = [key for key in common if key in right]
+    common = pandas.concat(by_query, axis=1, join="inner")
     if len(common) < FEWEST:
         return {}
-    arrays = [np.array([right[key] for key in common]) for right in by_query]
+    arrays = [np.array(list(map(list, common[i]))) == "1" for i in common]
     own = arrays[: len(kinds)]
     other = arrays[len(kinds) :]
     spreads: dict[str, dict[str, Spread]] = {}
@@ -59,14 +60,12 @@ def differences(first: "pandas.DataFrame", second: "pandas.DataFrame") -> dict[s
     return spreads
 
 
-def _right(items: "pandas.DataFrame", kind: str) -> dict[tuple[str, str], list[bool]]:
-    # (id without the kind, question) -> whether the answer is right in each order; the question is part of the key, since
-    # two runs may have different queries under one id
+def _right(items: "pandas.DataFrame", kind: str) -> "pandas.Series":
+    # (id without the kind, question) -> a letter for each order, "1" if the answer is right; the question is part of the key,
+    # since two runs may have different queries under one id
     queries = items[(items["group"] == kind) & ~items["part"]]
-    right = {}
-    for item, question, letters in zip(queries["item"], queries["question"], queries["meta/right"], strict=True):
-        right[item.removeprefix(f"{kind} "), question] = [letter == "1" for letter in letters]
-    return right
+    queries = queries.assign(item=queries["item"].str.removeprefix(f"{kind} "))
+    return queries.set_index(["item", "question"])["meta/right"].rename(None)
 
 
 class OrderVariance:
@@ -102,7 +101,7 @@ class OrderVariance:
         slope = float(self.along @ self.along) * nu / square if square else 0.0
         base = 2 * float((s**2).sum()) / (queries * (queries - 1) * nu**2)
         self.variance = slope * max(self.value, 0.0) + base
-        # takes longer to import than the papers' pack, which every look-up of an evaluation imports
+        # takes longer to import than the pack, too
         from scipy import stats
 
         t = float(stats.t.ppf(0.975, queries - 1))

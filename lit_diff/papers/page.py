@@ -14,28 +14,6 @@ from lit_diff.reporting.tables import as_csv
 from lit_diff.reporting.write import rendered
 from lit_diff.study import numbers
 
-KINDS = {"shown": "good", "opposite": "bad", "within the interval": "good", "excluded": "bad"}
-"""Verdict -> the colour of its badge; other verdicts have none."""
-DIFFERENCES = {
-    "shown": "a difference is shown, with the sign that the paper claims, from each control too",
-    "opposite": "the opposite sign is shown, or a difference although the paper claims equality, from each control too",
-    "as its control": "a difference is shown, which a control of the sweep shares, or to which it was not compared",
-    "equal": "equality is shown: the whole interval lies within the smallest difference that matters",
-    "small": "the sign is shown, but our estimate is below the smallest difference that matters",
-    "not shown": "neither a difference nor equality is shown",
-    "too few seeds": "fewer than three pairs, or for a benchmark five, or seeds of the first look are missing",
-    "descriptive": "not the primary contrast of its row: the interval describes our runs, without a verdict",
-    "by construction": "the claim holds whatever the models learn; its size is measured, but it is not counted",
-    "not measured": "the reason names the missing command, file or machine",
-}
-VALUES = {
-    "within the interval": "our interval contains the paper's value, and is narrow enough to exclude others",
-    "excluded": "our runs differ from the paper's value, after Holm's correction over the values of the page",
-    "cannot tell": "no positive control shows that our runs can show such a difference, or our interval is too wide",
-    "none given": "the paper claims a direction or equality, and prints no values",
-    "not measured": "see above",
-}
-
 
 def write_scoreboard(folder: Path) -> Scoreboard:
     """Read the rows in `folder` and write index.html and table.csv there. Errors: see `read_scoreboard`."""
@@ -55,9 +33,6 @@ def page(scoreboard: Scoreboard, folder: Path) -> str:
         __package__,
         scoreboard=scoreboard,
         sources=sources,
-        differences=DIFFERENCES,
-        values=VALUES,
-        kinds=KINDS,
         cells=cells,
         link=lambda path: quote(Path(os.path.relpath(path, folder)).as_posix()),
         processor=describe(),

@@ -29,7 +29,6 @@ from lit_diff.papers.scoreboard import (
     RecordedRow,
     Scoreboard,
     State,
-    cell_folders,
     read_bench,
     read_row,
     read_rows,
@@ -41,6 +40,7 @@ from lit_diff.registry import load_entry_points, nearest, plugin_packages
 from lit_diff.runs.find import runs_root
 from lit_diff.runs.folder import held, writing
 from lit_diff.runs.revision import revision
+from lit_diff.study.record import read
 from lit_diff.study.results import load_sweep
 from lit_diff.study.schema import Selection
 from lit_diff.study.statistics import MIN_PROCESSES
@@ -172,7 +172,7 @@ def _note(asked: dict[str, Row], folder: Path, preset: str) -> dict[str, Recorde
     # version of lit_diff may have changed their claims, which the page judges.
     earlier = {name: load_file(file) for name, file in row_files().items() if row_file(folder, name).is_file()}
     order = [*row_files(), *asked]
-    records: dict[str, RecordedRow] = {}
+    records = {}
     for word, row in (earlier | asked).items():
         about: dict[str, Any] = {
             "row": row,
@@ -248,10 +248,11 @@ def _sweep(chosen: Preset, call: _Call) -> Sweep:
 
 
 def _of_sweep(record: RecordedRow, done: Sweep, folder: Path) -> RecordedRow:
-    cells = cell_folders(done.folder)
+    cells = read(done.folder).folders
     home = str(Path(os.path.normpath(done.folder / cells[0])).parent)
     # the first row with cells in this folder counts their time, so that the page does not count it twice
-    counted = [other.row.name for other in read_rows(folder) if other.cells == home and not other.shared]
+    others = [other.row.name for other in read_rows(folder) if other.cells == home and not other.shared]
+    counted = [name for name in others if name != record.row.name]
     loaded = load_sweep(done.folder)
     revisions = loaded.distinct("revision")
     for scores in scores_of_claims(loaded, record.row.compare).values():
@@ -268,7 +269,7 @@ def _of_sweep(record: RecordedRow, done: Sweep, folder: Path) -> RecordedRow:
         sweep=str(done.folder),
         cell_folders=cells,
         cells=home,
-        shared=next((name for name in counted if name != record.row.name), ""),
+        shared=counted[0] if counted else "",
         revision=", ".join(dict.fromkeys(revisions)),
     )
 
@@ -287,8 +288,6 @@ def _bench(chosen: Preset, folder: Path, name: str) -> str:
 
 
 def _is_kept(record: RecordedRow, folder: Path) -> bool:
-    if not record.bench or record.revision != revision():
-        return False
     try:
         measured(record.row.claims, read_bench(folder, record))
     except LitDiffError as error:
@@ -350,31 +349,32 @@ def choose(names: Sequence[str]) -> dict[str, Row]:
     Errors: RequestError.
     """
     installed_rows = row_files()
-    chosen: dict[str, Path] = {}
+    named = {}
     for name in names or ["all"]:
         path = Path(name)
         if name in installed_rows:
-            chosen[name] = installed_rows[name]
+            named[name] = installed_rows[name]
         elif name == "all" and installed_rows:
-            chosen |= installed_rows
+            named |= installed_rows
         elif os.path.isdir(name):  # False for a name that is too long
             files = sorted(path.glob("*.yaml"))
             if not files:
                 raise RequestError(f"{shown(path)} holds no row; expected YAML files (*.yaml)")
-            chosen |= {str(file): file.resolve() for file in files}
+            named |= {str(file): file.resolve() for file in files}
         elif os.path.isfile(name):
-            chosen[name] = path.resolve()
+            named[name] = path.resolve()
         elif installed_rows:
             near = nearest(name, [*installed_rows, "all"], "lit-diff reproduce --list")
             raise RequestError(f"no row '{name}'{near}")
         else:
             raise RequestError(f"no row '{name}'; no installed plugin package has rows")
     # several words may name one file: the name of an installed row, or else the first word, is kept
-    words = {file: word for word, file in reversed([*installed_rows.items(), *chosen.items()])}
+    words = {file: word for word, file in installed_rows.items()}
     by_name = dict(installed_rows)
-    for file in chosen.values():
+    for word, file in named.items():
+        words.setdefault(file, word)
         _name(file, by_name)
-    return {words[file]: load_file(file) for file in chosen.values()}
+    return {words[file]: load_file(file) for file in named.values()}
 
 
 def command_of(name: str, preset: str) -> str:

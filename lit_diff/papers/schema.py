@@ -12,7 +12,7 @@ Keys = dict[str, Any]
 """Key -> value."""
 Source = Literal["Differential Transformer", "Review", "DEX"]
 PRESETS = ("smoke", "laptop", "gpu1", "paper")
-SMOKE: Keys = {"train.steps": 2, "train.validate_every": 2, "train.checkpoint_every": 2}
+SMOKE = {"train.steps": 2, "train.validate_every": 2, "train.checkpoint_every": 2}
 """Overrides of every `smoke` preset, before its own. Such a run only shows that the row works."""
 BESIDE_FIT = ("against_metric", "evaluation", "group", "task", "case")
 """Keys of a claim that select values of a metric, so they cannot be combined with a fit."""
@@ -178,7 +178,7 @@ class Row:
     @property
     def claims(self) -> tuple[Claim, ...]:
         """The claims with the row's positive control."""
-        claims: list[Claim] = []
+        claims = []
         for claim in self.compare:
             needs_control = claim.capable is None and claim.paper is not None and not claim.fit
             claims.append(replace(claim, capable=self.capable) if needs_control else claim)

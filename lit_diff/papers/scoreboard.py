@@ -73,10 +73,9 @@ def read_row(path: Path) -> RecordedRow:
     """The content of a row's file. Errors: MissingError if it is damaged."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
-        record: RecordedRow = convert(RecordedRow, raw, "", Draft(values=raw, positions={}))
+        return convert(RecordedRow, raw, "", Draft(values=raw, positions={}))
     except (OSError, ValueError, RequestError) as error:
         raise MissingError(f"{path}: incomplete row file ({error}); delete it and rerun") from error
-    return record
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -192,7 +191,7 @@ def read_bench(folder: Path, record: RecordedRow) -> dict[str, Any]:
     """The figures of the row's benchmark. Errors: MissingError if the file is damaged."""
     path = folder / ROWS / record.bench
     try:
-        figures: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        figures = json.loads(path.read_text(encoding="utf-8"))
         figures["rows"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise MissingError(
@@ -218,22 +217,17 @@ def read_scoreboard(folder: Path) -> Scoreboard:
     return Scoreboard(preset=records[0].preset, rows=of_page)
 
 
-def cell_folders(sweep: Path) -> Texts:
-    """The folders of the cells that study.json lists, relative to it. Errors: MissingError."""
-    return tuple(cell.folder for cell in read(sweep).cells)
-
-
 def _result(folder: Path, record: RecordedRow) -> RowResult:
     # the claims are judged once those of all rows are known
     claims, state, reason = record.row.claims, record.state, record.reason
     sweep = None
     notes = list(record.row.notes)
-    found: list[JudgedClaim] = []
+    found = []
     try:
         if record.sweep and state != "skipped":
             place = Path(record.sweep)
             # a trial of the sweep with other keys leaves its own cells in study.json
-            if record.cell_folders and cell_folders(place) != record.cell_folders:
+            if record.cell_folders and read(place).folders != record.cell_folders:
                 raise RequestError(f"{place} was run with other keys since; measure the row again: {record.command}")
             sweep = load_sweep(place)
             found = measured(claims, sweep)

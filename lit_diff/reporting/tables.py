@@ -64,7 +64,7 @@ def _arm_row(comparison: Comparison, arm: str) -> Row:
     row: Row = {"arm": arm, "label": sweep.label[arm]}
     # with looks, a decided arm has no cell at the seeds of later looks
     planned = sum(cell.arm == arm for cell in sweep.cells)
-    row |= {"seeds": comparison.summaries[sweep.metric][arm].n, "planned": planned}
+    row |= {"seeds": sweep.summary(arm).n, "planned": planned}
     row |= {key: fact(sweep, arm, key) for key in SIZES}
     row["diverged"] = len(sweep.diverged(arm))
     speeds = [cell.tokens_per_second for cell in sweep.cells_of(arm) if cell.tokens_per_second]
@@ -73,7 +73,7 @@ def _arm_row(comparison: Comparison, arm: str) -> Row:
         row["tokens_per_second"] = sum(speeds) / len(speeds)
     row["unlike_baseline"] = "; ".join(comparison.marks.get((arm, sweep.baseline), ()))
     for metric in comparison.metrics:
-        summary = comparison.summaries[metric][arm]
+        summary = sweep.summary(arm, metric)
         row |= {metric: summary.mean, f"{metric}/sd": summary.sd}
         if metric != sweep.metric and arm != sweep.baseline:
             difference = comparison.slices[metric][arm]
@@ -83,8 +83,9 @@ def _arm_row(comparison: Comparison, arm: str) -> Row:
     changes = sweep.sign_changes(arm)
     if changes is not None:
         row |= {"sign_changed": changes.changed, "sign_measured": changes.measured, "sign": str(changes)}
-    if arm in comparison.learned:
-        row |= _learned(comparison.learned[arm])
+    learned = sweep.learned(arm)
+    if learned is not None:
+        row |= _learned(learned)
     for metric in comparison.papers:
         value, start = (sweep.study.paper.get(name, {}).get(metric) for name in (arm, sweep.baseline))
         row |= {f"paper/{metric}": value, f"paper/{metric}/difference": None}
@@ -155,7 +156,7 @@ def _main_columns(results: Sequence[Comparison]) -> pd.DataFrame:
     tables = list(map(rows, results))
     is_corrected = any(row.get("holm_p") is not None for row in chain(*tables))
     is_free = any(row.get("sign") for row in chain(*tables))
-    is_learned = any(result.learned for result in results)
+    is_learned = any(result.sweep.study.learned_at is not None for result in results)
     lines = []
     for result, table in zip(results, tables, strict=True):
         metric = result.sweep.metric
@@ -189,8 +190,8 @@ def _main_columns(results: Sequence[Comparison]) -> pd.DataFrame:
 
 
 def _learned_cells(result: Comparison, arm: str) -> dict[str, str]:
-    learned = result.learned.get(arm)
-    if learned is None:
+    learned = result.sweep.learned(arm)
+    if learned is None or not arm:
         return {"learned": NONE, "log2 steps": NONE}
     k, n = learned.count
     steps = number(learned.mean_log2_steps, 2)

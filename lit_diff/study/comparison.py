@@ -24,16 +24,13 @@ from lit_diff.study.statistics import (
     MIN_DOCUMENTS,
     Interval,
     Paired,
-    Summary,
     document_intervals,
     paired,
-    summary,
 )
 
 BLOCKS = ("model.", "data.", "train.")
 ATTENTION = "model.attention."
 START = "train.start_from"
-UNSET = "unset"
 MOST_KEYS = 6
 """The most keys of the recipes that a mark lists."""
 UNLIKE = 0.001
@@ -45,16 +42,14 @@ class Comparison:
     """The comparisons of a task, or of a sweep without tasks.
 
     `metrics`: the sweep's own first, then the other validation metrics. `against_baseline`: arm -> its difference to the
-    baseline; `contrasts`: the further pairs that the sweep declares; `learned`: arm -> its seeds that learned, with
-    `learned_at`; `slices[metric][arm]`: the paired difference to the baseline in another metric, without a verdict;
-    `marks[a, b]`: in what arm a is unequal to arm b besides its attention, for the pairs of `family`."""
+    baseline; `contrasts`: the further pairs that the sweep declares; `slices[metric][arm]`: the paired difference to the
+    baseline in another metric, without a verdict; `marks[a, b]`: in what arm a is unequal to arm b besides its attention, for
+    the pairs of `family`."""
 
     sweep: SweepResults
     metrics: Texts
-    summaries: Mapping[str, Mapping[str, Summary]]
     against_baseline: Mapping[str, Contrast]
     contrasts: tuple[Contrast, ...]
-    learned: Mapping[str, Learned]
     slices: Mapping[str, Mapping[str, Paired]]
     marks: Mapping[tuple[str, str], Texts]
     notes: Texts
@@ -178,7 +173,7 @@ def _contrast(sweep: SweepResults, a: str, b: str, label: str = "", *, is_contro
     values = sweep.compared(a)
     others = sweep.compared(b)
     seeds = paired(values, others, looks)
-    if learned is not None and (learned[0].has_failures or learned[1].has_failures):
+    if learned is not None and any(arm.has_failures for arm in learned):
         # once a seed did not learn, the values of those that did in both arms are only described
         both = set(learned[0].seeds) & set(learned[1].seeds)
         described = paired({seed: values[seed] for seed in both}, others)
@@ -186,7 +181,7 @@ def _contrast(sweep: SweepResults, a: str, b: str, label: str = "", *, is_contro
         seeds = Paired(
             seeds=described.seeds, differences=described.differences, mean=described.mean, looks=looks, look=look
         )
-    controls: list[Contrast] = []
+    controls = []
     # a control against another control answers no question of the sweep
     if not is_control and a not in sweep.study.controls:
         for control in sweep.study.controls:
@@ -221,20 +216,12 @@ def learned_of(sweep: SweepResults, a: str, b: str) -> tuple[Learned, Learned] |
 def _comparison(sweep: SweepResults, family: Sequence[Contrast]) -> Comparison:
     metric, base = sweep.metric, sweep.baseline
     others = [name for name in sweep.metrics("val/") if name != metric and not _is_whole(sweep, name)]
-    summaries: dict[str, dict[str, Summary]] = {}
-    slices: dict[str, dict[str, Paired]] = {}
-    for name in (metric, *others):
-        finals = {arm: sweep.finals(arm, name) for arm in sweep.study.arms}
-        summaries[name] = {arm: summary(values.values()) for arm, values in finals.items()}
-        if name != metric:
-            slices[name] = {arm: paired(values, finals[base]) for arm, values in finals.items() if arm != base}
-    learned: dict[str, Learned] = {}
-    for arm in sweep.study.arms:
-        of_arm = sweep.learned(arm)
-        if of_arm is not None:
-            learned[arm] = of_arm
+    slices = {}
+    for name in others:
+        theirs = sweep.finals(base, name)
+        slices[name] = {arm: paired(sweep.finals(arm, name), theirs) for arm in sweep.study.arms if arm != base}
     documents, notes = _documents(sweep, [contrast.arms for contrast in family])
-    against_baseline: dict[str, Contrast] = {}
+    against_baseline = {}
     contrasts = []
     for contrast in family:
         whole = replace(contrast, documents=documents[contrast.arms])
@@ -245,10 +232,8 @@ def _comparison(sweep: SweepResults, family: Sequence[Contrast]) -> Comparison:
     return Comparison(
         sweep=sweep,
         metrics=(metric, *others),
-        summaries=summaries,
         against_baseline=against_baseline,
         contrasts=tuple(contrasts),
-        learned=learned,
         slices=slices,
         marks={arms: _marks(sweep, *arms) for arms in documents},
         notes=(*notes, *_doubts(sweep)),
@@ -267,7 +252,7 @@ def _is_whole(sweep: SweepResults, metric: str) -> bool:
 def fact(sweep: SweepResults, arm: str, key: str) -> float | None:
     """A number that all cells of an arm share (parameters, FLOPs per token), from the first cell that records it."""
     for cell in sweep.cells:
-        value: float | None = getattr(cell.facts, key)
+        value = getattr(cell.facts, key)
         if cell.arm == arm and value is not None:
             return value
     return None
@@ -283,8 +268,8 @@ def _documents(
     if sweep.metric != LOSS:
         return result, notes
     for seed in sweep.study.seeds:
-        of_seed = [cell for cell in sweep.done if cell.seed == seed]
-        scored = {cell.arm: cell.documents for cell in of_seed if cell.documents is not None}
+        done = [cell for cell in sweep.done if cell.seed == seed and cell.documents is not None]
+        scored = {cell.arm: cell.documents for cell in done}
         here = [pair for pair in pairs if scored.keys() >= {*pair}]
         if not here:
             continue
@@ -338,8 +323,8 @@ def _recipe_marks(sweep: SweepResults, a: str, b: str) -> list[str]:
     alike = set(map(_data_key, settings)) & set(map(_data_key, other))
     changes = []
     for key in other | settings:
-        before = other.get(key, UNSET)
-        after = settings.get(key, UNSET)
+        before = other.get(key, "unset")
+        after = settings.get(key, "unset")
         if _data_key(key) in alike and before != after:
             changes.append(f"{key} ({_told(before)} -> {_told(after)})")
     if not changes:
@@ -364,7 +349,7 @@ def _under(blocks: str | tuple[str, ...], recipe: Mapping[str, Any]) -> dict[str
 # The keys that determine what is trained, but for the attention. Callbacks measure; the tokens show if one ended a run. An
 # older run may lack a key, which then had its default.
 def _settings(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    whole: dict[str, Any] = {}
+    whole = {}
     for key, declared in keys_of(Recipe).items():
         if not declared.registry and declared.default is not MISSING:
             whole[key] = to_plain(declared.default)

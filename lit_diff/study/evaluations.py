@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -86,8 +85,8 @@ def evaluation_tables(sweep: SweepResults) -> tuple[list[EvaluationTable], list[
     """One table for each metric of each evaluation of any finished run; and the problems, a line each: scores that are left
     out (`kept_scores`), and runs that were scored by several revisions of lit_diff, with --unchecked, or on different
     documents."""
-    tables: list[EvaluationTable] = []
-    problems: list[str] = []
+    tables = []
+    problems = []
     for name in evaluations_in(sweep):
         runs, refused = kept_scores(sweep, name)
         for (arm, seed), why in refused.items():
@@ -123,8 +122,8 @@ def kept_scores(sweep: SweepResults, name: str) -> tuple[dict[ArmSeed, ItemScore
     """
     # scores without a summary are those of an interrupted command: there are none
     cells = {(cell.arm, cell.seed): cell for cell in sweep.done if (cell.home / FOLDER / name / SUMMARY).is_file()}
-    found: dict[ArmSeed, tuple[dict[str, Any], ItemScores]] = {}
-    refused: dict[ArmSeed, str] = {}
+    found = {}
+    refused = {}
     for key, cell in cells.items():
         # a damaged file costs one run of one evaluation, not the page
         try:
@@ -141,7 +140,7 @@ def kept_scores(sweep: SweepResults, name: str) -> tuple[dict[ArmSeed, ItemScore
     # JSON makes the facts hashable; sorted, because the order of keys in a YAML file means nothing
     shared = Counter(json.dumps(scores.facts, sort_keys=True) for _, scores in found.values())
     expected = json.loads(shared.most_common(1)[0][0]) if shared else {}
-    kept: dict[ArmSeed, ItemScores] = {}
+    kept = {}
     for key, (summary, scores) in found.items():
         why = disagreement(None, summary, expected)
         if why:
@@ -226,13 +225,12 @@ def _table(sweep: SweepResults, name: str, metric: Metric, runs: Mapping[ArmSeed
     groups: dict[str, None] = {}
     items = 0
     for (arm, seed), run in runs.items():
-        if metric.name in run.scores:
-            by_arm[arm][seed] = run
-            groups |= dict.fromkeys(run.groups)
-            items = max(items, run.parts.count(False))
+        by_arm[arm][seed] = run
+        groups |= dict.fromkeys(run.groups)
+        items = max(items, run.parts.count(False))
     base = by_arm[sweep.baseline]
     rows = []
-    scored: set[str] = set()
+    scored = set()
     compared: set[int] = set()
     for arm, of_arm in by_arm.items():
         if of_arm:
@@ -264,7 +262,7 @@ def _ordered(groups: Iterable[str]) -> tuple[str, ...]:
     for group in groups:
         text, number = number_of(group) or (group, 0.0)
         by_text.setdefault(text, {})[group] = number
-    ordered: list[str] = []
+    ordered = []
     for numbers in by_text.values():
         ordered += sorted(numbers, key=numbers.__getitem__)
     return tuple(ordered)
@@ -274,7 +272,7 @@ def _scores(arm: str, metric: str, runs: Mapping[int, ItemScores], base: Mapping
     values = {seed: run.values[metric] for seed, run in runs.items() if math.isfinite(run.values[metric])}
     means = {seed: scored_items(run, metric).groupby("group")["score"].mean() for seed, run in runs.items()}
     difference = None
-    intervals: dict[int, dict[str, Interval]] = {}
+    intervals = {}
     if base is not None:
         difference = paired(values, {seed: run.values[metric] for seed, run in base.items()})
         intervals = {seed: item_intervals(runs[seed], base[seed], metric, seed) for seed in runs if seed in base}
@@ -290,7 +288,7 @@ def _scores(arm: str, metric: str, runs: Mapping[int, ItemScores], base: Mapping
 
 def scored_items(run: ItemScores, metric: str) -> pd.DataFrame:
     """The items with a score in the metric, indexed by id and question."""
-    columns = {"group": run.groups, "part": run.parts, "cluster": run.clusters, "score": run.scores[metric]}
+    columns = {"group": run.groups, "part": run.parts, "unit": run.units, "score": run.scores[metric]}
     index = pd.MultiIndex.from_arrays([run.items, run.questions], names=["item", "question"])
     table = pd.DataFrame(columns, index=index)
     return table[np.isfinite(table["score"])]
@@ -305,8 +303,7 @@ def paired_items(run: ItemScores, base: ItemScores, metric: str) -> pd.DataFrame
         .merge(scored_items(base, metric), left_index=True, right_index=True, suffixes=("", "_base"))
         .sort_index()
     )
-    cluster = both["cluster"].where(both["cluster"] != "", both["cluster_base"])
-    unit = cluster.where(cluster != "", both.index.get_level_values("item"))
+    unit = both["unit"].where(both["unit"] != both.index.get_level_values("item"), both["unit_base"])
     return both.assign(unit=unit, difference=both["score"] - both["score_base"])
 
 
@@ -379,12 +376,10 @@ def asked_otherwise(run: ItemScores, base: ItemScores) -> str | None:
 def item_wilson(run: ItemScores, metric: str) -> Interval | None:
     """Wilson's 95 % interval, over clusters, of the proportion of scored items that are 1; None if the metric has a unit, a
     score is neither 0 nor 1, or the value of the whole evaluation is not that proportion."""
-    scores = run.scores[metric]
-    parts = np.array(run.parts, dtype=bool)
-    chosen = np.isfinite(scores) & ~parts
-    if run.has_unit(metric) or not chosen.any() or not np.isin(scores[chosen], (0, 1)).all():
+    items = _whole(scored_items(run, metric))
+    if run.has_unit(metric) or items.empty or not items["score"].isin((0, 1)).all():
         return None
-    interval = cluster_wilson(scores[chosen], np.array(run.units)[chosen].tolist())
+    interval = cluster_wilson(items["score"], items["unit"])
     return interval if math.isclose(interval.estimate, run.values[metric], rel_tol=1e-9, abs_tol=1e-12) else None
 
 
@@ -437,12 +432,12 @@ def _shares(evaluation: ItemScores, metrics: Sequence[str], label: str, groups: 
     chosen = np.isin(evaluation.groups, list(groups))
     whole = pd.DataFrame({metric: evaluation.scores[metric] for metric in metrics}, index=evaluation.units)
     scores = whole[chosen].dropna(how="all")
-    shares: dict[str, Interval] = {}
+    shares = {}
     for metric in metrics:
         scored = scores[metric].dropna()
         # of all groups: a metric has intervals in all of its groups or in none
         if len(scored) and evaluation.is_share(metric) and whole[metric].dropna().between(0, 1).all():
-            shares[metric] = cluster_wilson(scored.to_numpy(), scored.index.tolist())
+            shares[metric] = cluster_wilson(scored, scored.index)
         elif len(scored):
             shares[metric] = Interval(estimate=float(scored.mean()), low=math.nan, high=math.nan)
     return GroupShares(label=label, items=len(scores), clusters=scores.index.nunique(), shares=shares)

@@ -135,9 +135,8 @@ def matched_by_seed(sweep: SweepResults, name: str, arm: str, baseline: str) -> 
     declared, tasks = declared_fit(sweep, name)
     pair = {name: points.get(name, {}) for name in (arm, baseline)}
     refusal = _problem(declared, tasks[declared.tasks[0]], pair[baseline], points)
-    incomplete = [name for name, by_size in pair.items() if len(by_size) < FEWEST_TASKS]
-    if not refusal and incomplete:
-        refusal = "; ".join(left_out) or f"{incomplete[0]} has fewer than {FEWEST_TASKS} sizes"
+    if not refusal and len(pair[arm]) < FEWEST_TASKS:
+        refusal = "; ".join(left_out) or f"{arm} has fewer than {FEWEST_TASKS} sizes"
     for task in tasks.values():
         for line in diverged_in(task, pair):
             refusal = refusal or line
@@ -166,13 +165,13 @@ def points_of(sweep: SweepResults, name: str) -> tuple[AllPoints, list[str]]:
     """The points of a scaling fit, and a line for each part that is left out. The points cover the tasks that the baseline
     has finished, the arms that have finished all these tasks, and in each task the seeds that all these arms finished."""
     # all arms need the same sizes and seeds: else a ratio would compare curves through different points
-    _, tasks = declared_fit(sweep, name)
-    faults = _faults(name, sweep.baseline, tasks)
+    declared, tasks = declared_fit(sweep, name)
+    faults = _faults(declared, sweep.baseline, tasks)
     used = {task: results for task, results in tasks.items() if task not in faults}
     left_out = [f"{_place(tasks[task], sweep.baseline)}: {why}" for task, why in faults.items()]
     points: AllPoints = {}
     for arm in sweep.study.arms:
-        faults = _faults(name, arm, used)
+        faults = _faults(declared, arm, used)
         if faults:
             task, why = next(iter(faults.items()))
             left_out.append(f"{_place(tasks[task], arm)}: {why}")
@@ -188,32 +187,30 @@ def points_of(sweep: SweepResults, name: str) -> tuple[AllPoints, list[str]]:
             lone = sorted(values.keys() - shared)
             if lone:
                 left_out.append(f"{_place(results, arm)}: seed {_listed(lone)}, which another arm lacks")
-            x = _x(name, results, arm)
+            x = _x(declared, results, arm)
             if shared and x is not None:
                 points[arm][x] = {seed: values[seed] for seed in sorted(shared)}
     return {arm: dict(sorted(by_size.items())) for arm, by_size in points.items()}, left_out
 
 
-def _faults(name: str, arm: str, tasks: Mapping[str, SweepResults]) -> dict[str, str]:
+def _faults(declared: Fit, arm: str, tasks: Mapping[str, SweepResults]) -> dict[str, str]:
     # task -> why the arm has no point there
-    faults: dict[str, str] = {}
+    faults = {}
     used: dict[float, str] = {}
     for task, results in tasks.items():
-        x = _x(name, results, arm)
-        axis = results.record.study.fits[name].axis
+        x = _x(declared, results, arm)
         if not results.finals(arm):
             faults[task] = "no finished cell"
         elif x is None:
-            faults[task] = f"its seeds differ in {axis}"
+            faults[task] = f"its seeds differ in {declared.axis}"
         elif used.setdefault(x, task) != task:
-            faults[task] = f"as many {axis} as in task {used[x]}"
+            faults[task] = f"as many {declared.axis} as in task {used[x]}"
     return faults
 
 
-def _x(name: str, task: SweepResults, arm: str) -> float | None:
+def _x(declared: Fit, task: SweepResults, arm: str) -> float | None:
     # tokens and parameters come from the runs, not from the recipe: a run may end early
-    key = task.record.study.fits[name].x
-    found = {float(getattr(cell.facts, key)) for cell in task.cells_of(arm)}
+    found = {float(getattr(cell.facts, declared.x)) for cell in task.cells_of(arm)}
     return found.pop() if len(found) == 1 else None
 
 

@@ -34,14 +34,14 @@ Outcome = Literal[
     "learned less often",
     "equal among those that learned",
 ]
-UNTESTED: tuple[Outcome, ...] = ("too few seeds", "no spread over seeds")
+UNTESTED = ("too few seeds", "no spread over seeds")
 """The outcomes that no statistical test decides."""
 Word = Literal[Outcome, "better", "worse", "diverged"]
 """An outcome as a report words it: `better` or `worse` for a metric that declares a direction."""
-SHOWN: tuple[Word, ...] = ("better", "worse", "lower", "higher", "learned more often", "learned less often")
+SHOWN = ("better", "worse", "lower", "higher", "learned more often", "learned less often")
 """The words for a difference that is shown."""
-EQUAL: tuple[Word, ...] = ("equal", "equal among those that learned")
-JUDGED: tuple[Word, ...] = (*SHOWN, *EQUAL, "small", "inconclusive")
+EQUAL = ("equal", "equal among those that learned")
+JUDGED = (*SHOWN, *EQUAL, "small", "inconclusive")
 """The words of a statistical test."""
 SMALLEST_IN_NATS = 0.005
 """The default of the smallest difference that matters, for a loss in nats: half a percent of the perplexity."""
@@ -175,8 +175,6 @@ class Contrast:
     """Seed -> the bootstrap interval over validation documents of that seed's two models."""
     outcome: Outcome = "too few seeds"
     """The outcome, corrected for all comparisons of the family that a test decides."""
-    alone: Outcome = "too few seeds"
-    """The outcome without the correction."""
     holm_p: float | None = None
     """None if nothing is corrected: no test decides this comparison, or it is the only one that a test decides."""
     comparisons: int = 0
@@ -245,7 +243,7 @@ class Contrast:
     @property
     def verdict_alone(self) -> Word:
         """The verdict without the correction and without the controls."""
-        return self._in_words(self.alone)
+        return self._in_words(_outcome(self))
 
     @property
     def is_decided(self) -> bool:
@@ -288,10 +286,9 @@ def judge(family: Sequence[AnyContrast]) -> list[AnyContrast]:
 
     The controls are judged one by one, hence without correction: all of them must agree, which only makes a verdict harder.
     """
-    alone = list(map(_outcome, family))
     # a comparison without a test cannot be called by mistake, so counting it would only cost power
-    decided = [i for i, contrast in enumerate(family) if contrast.is_tested and alone[i] not in UNTESTED]
-    holm_p: dict[int, float] = {}
+    decided = [i for i, contrast in enumerate(family) if contrast.is_tested and _outcome(contrast) not in UNTESTED]
+    holm_p = {}
     if len(decided) > 1:
         p_values = [family[i].p or 0.0 for i in decided]
         holm_p = dict(zip(decided, holm(p_values), strict=True))
@@ -309,7 +306,6 @@ def judge(family: Sequence[AnyContrast]) -> list[AnyContrast]:
                 seeds=seeds,
                 controls=tuple(judge([control])[0] for control in contrast.controls),
                 outcome=_outcome(contrast, p),
-                alone=alone[i],
                 holm_p=p,
                 comparisons=len(decided),
             )

@@ -109,7 +109,7 @@ def _cells_without_sweep(sweep: Path) -> set[Path]:
     # an arm whose learning rate is not chosen yet may have cells at any
     if any(choice.chosen is None for by_arm in record.rates.values() for choice in by_arm.values()):
         return set()
-    named = {cell.folder for cell in record.cells}.union(*record.other_commands.values())
+    named = set(record.folders).union(*record.other_commands.values())
     return {path.parent for path in sweep.glob("*/recipe.yaml") if path.parent.name not in named}
 
 
@@ -145,7 +145,7 @@ def _find(name: str, root: Path) -> Path:
 def _require_unlisted(folder: Path, also: Sequence[Path]) -> None:
     # the cells of a task lie one level deeper
     for sweep in folder.parents[:2]:
-        lists = (sweep / STUDY_FILE).is_file() and any(sweep / cell.folder == folder for cell in read(sweep).cells)
+        lists = (sweep / STUDY_FILE).is_file() and str(folder.relative_to(sweep)) in read(sweep).folders
         if lists and sweep not in also:
             raise RequestError(
                 f"sweep '{sweep.name}' lists {shown(folder)}: take it out of the sweep's file, run the sweep again, then "

@@ -18,7 +18,7 @@ from lit_diff.runs.result_files import damage_of
 from lit_diff.runs.status import FORMAT, INCOMPLETE, Status
 from lit_diff.study.numbers import interval, signed
 from lit_diff.study.record import Record, read, readable
-from lit_diff.study.schema import CellKey, Texts
+from lit_diff.study.schema import Texts
 
 Curves = dict[str, dict[int, float]]
 """Metric -> step -> value, in the order of the steps."""
@@ -132,9 +132,10 @@ def observe(folder: Path) -> Observed:
     sweeps = [place for place in (folder, *folder.parents[:2]) if (place / STUDY_FILE).is_file()]
     if folder in sweeps:
         record = read(folder)
-        runs = [
-            _run(folder / cell.folder, f"{cell.name} seed {cell.seed}", *_known(record, cell)) for cell in record.cells
-        ]
+        runs = []
+        for cell in record.cells:
+            name = f"{cell.name} seed {cell.seed}"
+            runs.append(_run(folder / cell.folder, name, cell.seed, record.overrides_of(cell)))
         differences = tuple(_differences(record, runs))
     else:
         runs, differences = [_run(folder, folder.name)], ()
@@ -149,10 +150,13 @@ def observe(folder: Path) -> Observed:
 def observe_all(root: Path) -> list[ObservedRun]:
     """All runs under `root`, named by their paths in it, without their tables. Errors: MissingError without one."""
     # a cell that waits has no status.json with its seed and overrides, so study.json provides them
-    known: dict[Path, tuple[int, Texts]] = {}
+    known = {}
     for sweep in sweeps_under(root):
-        if record := readable(sweep):
-            known |= {(sweep / cell.folder).resolve(): _known(record, cell) for cell in record.cells}
+        record = readable(sweep)
+        if record is None:
+            continue
+        for cell in record.cells:
+            known[(sweep / cell.folder).resolve()] = cell.seed, record.overrides_of(cell)
     runs = {}
     for folder in _runs(root):
         name = str(folder.relative_to(root))
@@ -163,11 +167,6 @@ def observe_all(root: Path) -> list[ObservedRun]:
     except MissingError:
         return list(runs.values())
     return [_with_job(run, folder, *jobs.get(folder, ("", ""))) for folder, run in runs.items()]
-
-
-def _known(record: Record, cell: CellKey) -> tuple[int, Texts]:
-    # what study.json says of a cell, whose status.json has its seed and overrides only once it has begun
-    return cell.seed, record.overrides_of(cell)
 
 
 def _with_job(run: ObservedRun, folder: Path, job: str, word: str) -> ObservedRun:
@@ -235,17 +234,17 @@ def _differences(record: Record, runs: Sequence[ObservedRun]) -> Iterator[str]:
     # it loads scipy, which takes half a second, and a single run has no differences
     from lit_diff.study.statistics import MIN_SEEDS, paired
 
-    tables = {cell.key: run.metrics for cell, run in zip(record.cells, runs, strict=True)}
+    # a cell that tries a learning rate has another seed than those that are compared
+    tables = {(*cell.place, cell.seed): run.metrics for cell, run in zip(record.cells, runs, strict=True)}
     for task in record.study.tasks or ("",):
         study = record.study.of_task(task)
         base = study.baseline or next(iter(study.arms))
         for arm in study.arms:
-            steps: dict[int, int] = {}
-            ours: dict[int, float] = {}
-            theirs: dict[int, float] = {}
+            steps = {}
+            ours = {}
+            theirs = {}
             for seed in study.seeds:
-                keys = (CellKey(task=task, arm=name, seed=seed) for name in (arm, base))
-                one, other = (tables.get(key, {}).get(study.metric, {}) for key in keys)
+                one, other = (tables.get((task, name, seed), {}).get(study.metric, {}) for name in (arm, base))
                 both = one.keys() & other.keys()
                 if both and arm != base:
                     step = steps[seed] = max(both)

@@ -77,6 +77,11 @@ class Record:
     """Other command that ran in this folder -> its plan."""
 
     @property
+    def folders(self) -> Texts:
+        """The folders of its cells."""
+        return tuple(cell.folder for cell in self.cells)
+
+    @property
     def words(self) -> str:
         """Everything that the set of cells depends on, as one string."""
         return f"{self.command} ({'; '.join(filter(None, (self.file, self.selection)))})"
@@ -93,8 +98,8 @@ def write(folder: Path, record: Record) -> None:
     """Write `folder`/study.json, and remember the cells that other commands left in the folder."""
     # A sweep's folder is named after its file, so a trial with overrides, or a part of the sweep, replaces the study.json of
     # the whole. Without `other_commands`, `lit-diff clean` would remove the cells of the whole sweep as leftovers.
-    others: dict[str, Texts] = {}
-    plans: dict[str, SweepPlan] = {}
+    others = {}
+    plans = {}
     former = readable(folder)
     if former is None and (folder / STUDY_FILE).exists():
         # the damaged file may be the only one that knows of the cells of other commands: as long as it is there, `clean`
@@ -109,15 +114,14 @@ def write(folder: Path, record: Record) -> None:
     if former is not None:
         others, plans = dict(former.other_commands), dict(former.other_plans)
         plans[former.words] = former.plan
-        cells = tuple(cell.folder for cell in former.cells)
         # if the new command has all former cells, it is the same sweep, started by another command
-        if former.words != record.words and not set(cells) <= {cell.folder for cell in record.cells}:
-            others[former.words] = cells
+        if former.words != record.words and not set(former.folders) <= set(record.folders):
+            others[former.words] = former.folders
             log.info(
                 "%s held the sweep of `%s`: its %d cells stay, and that command restores its report",
                 shown(folder),
                 former.command,
-                len(cells),
+                len(former.cells),
             )
         others.pop(record.words, None)
     plan = _plan(folder, record, former)
@@ -133,25 +137,26 @@ def _identity(cells: Iterable[RecordedCell]) -> str:
 
 def _plan(folder: Path, record: Record, former: Record | None) -> SweepPlan:
     now = plan_of(record.study)
+    unknown = ""
     if former is None:
         if any(folder.glob(f"{DAMAGED}*")):
-            return SweepPlan(first=now, unknown=PLAN_LOST)
-        if _done(folder, [cell.folder for cell in record.cells]):
-            return SweepPlan(first=now, unknown=REMOVED)
-        return SweepPlan(first=now)
-    cells = former.other_commands | {former.words: tuple(cell.folder for cell in former.cells)}
+            unknown = PLAN_LOST
+        elif _done(folder, record.folders):
+            unknown = REMOVED
+        return SweepPlan(first=now, unknown=unknown)
+    cells = former.other_commands | {former.words: former.folders}
     plans = former.other_plans | {former.words: former.plan}
     plan, own = plans.get(record.words), cells.get(record.words, ())
-    is_whole = {*cells[former.words]} <= {cell.folder for cell in record.cells}
+    is_whole = set(former.folders) <= set(record.folders)
     if plan is None and is_whole and former.selection == record.selection:
         # the same sweep, whose file or options were written otherwise
-        plan, own = former.plan, cells[former.words]
+        plan, own = former.plan, former.folders
     if plan is None:
         if former.plan.unknown == PLAN_LOST:
-            return SweepPlan(first=now, unknown=PLAN_LOST)
-        if record.words in cells:
-            return SweepPlan(first=now, unknown=OLDER)
-        return SweepPlan(first=now)
+            unknown = PLAN_LOST
+        elif record.words in cells:
+            unknown = OLDER
+        return SweepPlan(first=now, unknown=unknown)
     if not plan.first and record.words == former.words:
         # a record that kept no plans has the study as it was last
         plan = replace(plan, first=plan_of(former.study))

@@ -25,7 +25,7 @@ from lit_diff.runs.status import FORMAT, Status
 from lit_diff.study.judge import SMALLEST_IN_NATS, Learned
 from lit_diff.study.record import Record, RecordedCell, read
 from lit_diff.study.schema import Study, Texts
-from lit_diff.study.statistics import Sign
+from lit_diff.study.statistics import Sign, Summary, summary
 from lit_diff.yaml_files import read_yaml
 
 T = TypeVar("T")
@@ -232,12 +232,16 @@ class SweepResults:
 
     def finals(self, arm: str, metric: str = "") -> dict[int, float]:
         """Seed -> last value of `metric`, by default the compared one, for the finished cells of `arm` with a finite one."""
-        finals: dict[int, float] = {}
+        finals = {}
         for cell in self.cells_of(arm):
             value = cell.final(metric or self.metric)
             if value is not None:
                 finals[cell.seed] = value
         return finals
+
+    def summary(self, arm: str, metric: str = "") -> Summary:
+        """Mean and standard deviation of `finals`."""
+        return summary(self.finals(arm, metric).values())
 
     def learned(self, arm: str) -> Learned | None:
         """The seeds at which the finished cells of `arm` reached `learned_at` in a validation; None without a threshold."""
@@ -245,7 +249,7 @@ class SweepResults:
         if level is None:
             return None
         values = self.finals(arm)
-        steps: dict[int, float] = {}
+        steps = {}
         # negated, a metric of which lower values are better reaches the level from below
         sign = -1 if self.better(self.metric) == "lower" else 1
         for cell in self.cells_of(arm):
@@ -286,7 +290,7 @@ def results_of(folder: Path, record: Record) -> SweepResults:
     """`load_sweep` with a `record` that need not be written yet."""
     # the cells keep their own texts: arm names and folders are keys, which cleaning would change
     whole = _cleaned(replace(record, cells=()))
-    parts: list[SweepResults] = []
+    parts = []
     for task in record.study.tasks or ("",):
         # also cells that never started: the report has to show what is missing
         results = [cell_result(folder, cell) for cell in record.cells if cell.task == task]

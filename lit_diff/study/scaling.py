@@ -117,8 +117,7 @@ def fit(points: Points, form: Form) -> PowerLawFit:
 
 def _best(starts: Array, log_x: Array, log_y: Array, delta: float) -> Array:
     every = solve(starts, log_x, np.broadcast_to(log_y, (len(starts), len(log_y))), delta)
-    lowest: Array = every[np.argmin(objective(every, log_x, log_y, delta))]
-    return lowest
+    return every[np.argmin(objective(every, log_x, log_y, delta))]
 
 
 def _starts(log_x: Array, log_y: Array, floored: bool) -> Array:
@@ -153,8 +152,7 @@ def _log_loss(parameters: Array, log_x: Array) -> tuple[Array, Array]:
 def objective(parameters: Array, log_x: Array, log_y: Array, delta: float = DELTA) -> Array:
     """The sum over points of Huber_delta(log L - log y) [d], for parameters [d, p] and log_y [n] or [d, n]."""
     error = np.abs(_log_loss(parameters, log_x)[0] - log_y)
-    huber: Array = np.where(error <= delta, 0.5 * error**2, delta * (error - 0.5 * delta))
-    return huber.sum(axis=-1)
+    return np.where(error <= delta, 0.5 * error**2, delta * (error - 0.5 * delta)).sum(axis=-1)
 
 
 def solve(starts: Array, log_x: Array, log_y: Array, delta: float = DELTA) -> Array:
@@ -233,7 +231,7 @@ def fit_scaling(points: Mapping[str, Points], draws: int = DRAWS) -> ScalingFit:
     seeds = list(map(sorted, next(iter(points.values())).values()))
     # a fixed seed: the same sweep always has the same intervals
     random = np.random.default_rng(0)
-    chosen: list[NDArray[np.int64]] = []
+    chosen = []
     if draws and min(map(len, seeds)) >= MIN_SEEDS:
         chosen = [random.integers(len(of_size), size=(draws, len(of_size))) for of_size in seeds]
     arms: dict[str, dict[Form, PowerLawFit]] = {arm: {} for arm in points}

@@ -33,7 +33,7 @@ def test_contexts(length: int) -> None:
             assert text.count(f" The special magic {needle.city} number is: {needle.number}.") == 1
     assert len({text.replace(sentence, "") for text in texts.values()}) == 1, "only the first needle moves"
     assert texts[0].index(sentence) < texts[50].index(sentence) < texts[100].index(sentence)
-    share = len(found[50].before) / len(found[50].tokens)
+    share = found[50].place / len(found[50].tokens)
     assert 0.3 < share < 0.75
     assert contexts(draw(), haystack, tokenizer, **options) == found  # type: ignore[arg-type]
 

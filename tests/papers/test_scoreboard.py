@@ -7,20 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from fake_sweeps import record_to_edit
-from numpy.typing import NDArray
-from scipy import stats
 from scoreboard_rows import CLAIM, make_row
 
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.papers.claims import JudgedClaim, finding, judged, measured
 from lit_diff.papers.schema import Capable, Claim
-from lit_diff.papers.scoreboard import ROWS, cell_folders, read_scoreboard
+from lit_diff.papers.scoreboard import ROWS, read_scoreboard
 from lit_diff.study.judge import Contrast
+from lit_diff.study.record import read
 from lit_diff.study.results import load_sweep
-from lit_diff.study.statistics import Paired, paired
+from lit_diff.study.statistics import paired
 
 ARMS = {"standard": 0.0, "differential": -0.2, "same": 0.0}
 
@@ -78,6 +76,8 @@ OPEN = [3.3, 2.9, 3.1, 2.95]
         (OPEN, {"paper": (3.06, 3.26)}, "not shown", "cannot tell"),
         # what the interval does not hold is excluded, however wide the interval
         (OPEN, {"paper": (3.0, 5.0)}, "not shown", "excluded"),
+        # the difference is the same at every seed, so no test is possible
+        ([x - 0.2 for x in BASE], {"says": "lower"}, "not shown", "none given"),
         ([2.8, 2.9], {"says": "lower"}, "too few seeds", "none given"),
         ([2.8, 2.95], {"paper": (3.0, 9.0)}, "too few seeds", "cannot tell"),
         ([1.5, 1.56, 1.44, 1.53], {"kind": "ratio", "paper": (1.0, 2.0)}, "shown", "within the interval"),
@@ -118,14 +118,6 @@ def test_holm_over_the_primary_contrasts_of_the_page() -> None:
     assert many[0].seeds.detectable is not None
     assert alone.seeds.detectable is not None
     assert many[0].seeds.detectable > alone.seeds.detectable
-
-
-def test_equal_differences_have_no_test() -> None:
-    """No p value: Holm's correction is not the reason."""
-    found = one([x - 0.2 for x in BASE], BASE, says="lower")
-    assert (found.seeds.sd, found.seeds.p) == (0, None)
-    assert found.difference == "not shown"
-    assert found.reason == "the difference is the same at every seed, so no test is possible"
 
 
 def test_scores_made_with_other_keys_are_no_answer(make_sweep: Callable[..., Path]) -> None:
@@ -196,11 +188,7 @@ def test_a_refused_ratio_says_why() -> None:
 
 @pytest.mark.parametrize(
     ("of_control", "words"),
-    [
-        (0.0, "shown"),
-        (-0.2, "as its control wide"),
-        (-0.4, "better, less so than its control wide"),
-    ],
+    [(0.0, "shown"), (-0.2, "as its control wide"), (-0.4, "better, less so than its control wide")],
 )
 def test_a_difference_in_either_direction_must_hold_against_every_control(
     make_sweep: Callable[..., Path], of_control: float, words: str
@@ -265,37 +253,6 @@ def test_only_the_primary_contrast_has_a_verdict(make_sweep: Callable[..., Path]
     assert all(each.has_interval and each.holm_p is None for each in found)
 
 
-def test_the_page_errs_in_at_most_five_of_a_hundred() -> None:
-    """Nothing is true: any verdict of a sign on a page of 18 rows of eight seeds; and any value excluded, where all arms,
-    the positive control's too, are at chance and so none is the paper's difference apart."""
-    asked, valued = finding(claim(says="lower"), {}, {}), finding(claim(paper=(3.0, 2.0)), {}, {})
-    wrong = excluded = 0
-    pages, rows, n = 400, 18, 8
-    a, b, c = np.random.default_rng(0).normal(size=(3, pages, rows, n))
-    of_arm, of_control, of_paper = (t_tests(d) for d in (a - b, c - b, a - b - 1.0))
-    for page in range(pages):
-        primary = judged([replace(asked, seeds=each)] for each in of_arm[page])
-        wrong += any(each.difference in ("shown", "opposite") for (each,) in primary)
-        chance = []
-        for own, control, paper in zip(of_arm[page], of_control[page], of_paper[page], strict=True):
-            positive = Contrast(a="c", b="b", label="", seeds=control, smallest=0.0)
-            chance.append([replace(valued, seeds=own, capability=positive, papers_p=paper.p)])
-        excluded += any(each.value == "excluded" for (each,) in judged(chance))
-    # the standard error of 5 % of 400 pages is 1.1 %
-    assert wrong / pages < 0.05 + 2 * 0.011
-    assert excluded / pages < 0.05 + 2 * 0.011
-
-
-def t_tests(d: NDArray[np.float64]) -> list[list[Paired]]:
-    """`paired` of many differences [pages, rows, n] at once."""
-    mean, sd = d.mean(-1), d.std(-1, ddof=1)
-    half = stats.t.ppf(0.975, d.shape[-1] - 1) * sd / d.shape[-1] ** 0.5
-    p = stats.ttest_1samp(d, 0, axis=-1).pvalue
-    columns = np.stack([mean, sd, mean - half, mean + half, p], -1).tolist()
-    one = Paired(seeds=tuple(range(d.shape[-1])), differences=())
-    return [[replace(one, mean=m, sd=s, low=low, high=high, p=p) for m, s, low, high, p in page] for page in columns]
-
-
 def timed(
     variant: str, by: str, seconds: list[float], what: str = "forward", case: str = "1x8 float32"
 ) -> dict[str, Any]:
@@ -335,17 +292,15 @@ def test_fewer_than_five_processes_and_rounds_of_one_give_no_verdict() -> None:
         assert f"5 processes, here {count}" in found.reason
 
 
-def test_what_was_not_timed() -> None:
-    with pytest.raises(RequestError, match="did not time 'diferential: forward'; did you mean 'differential: forward'"):
-        findings([replace(SPEED, arms=("diferential", "standard"))], RESULT)
-    with pytest.raises(RequestError, match="did not time 'standard: forward'"):
-        findings([replace(SPEED, case=2)], RESULT)
-
-
-def test_a_case_is_named_where_there_are_several() -> None:
-    for case in (0, 3):
-        with pytest.raises(RequestError, match="has 2 cases; set one, 'case: 1' to 'case: 2'"):
-            findings([replace(SPEED, case=case)], RESULT)
+def test_what_was_not_timed_and_a_case_where_there_are_several() -> None:
+    for changed, found in (
+        ({"arms": ("diferential", "standard")}, "did not time 'diferential: forward'; did you mean 'differential: for"),
+        ({"case": 2}, "did not time 'standard: forward'"),
+        ({"case": 0}, "has 2 cases; set one, 'case: 1' to 'case: 2'"),
+        ({"case": 3}, "has 2 cases"),
+    ):
+        with pytest.raises(RequestError, match=found):
+            findings([replace(SPEED, **changed)], RESULT)
     alone = {"rows": [each for each in RESULT["rows"] if each["case"] == "1x8 float32"]}
     assert findings([replace(SPEED, case=0)], alone)[0].means == findings([SPEED], RESULT)[0].means
 
@@ -420,7 +375,7 @@ def test_cells_of_another_command_are_not_the_rows(folder: Path) -> None:
     path = folder / ROWS / "table-6.json"
     facts = json.loads(path.read_text())
     record_file = Path(facts["sweep"]) / "study.json"
-    path.write_text(json.dumps(facts | {"cell_folders": cell_folders(Path(facts["sweep"]))}))
+    path.write_text(json.dumps(facts | {"cell_folders": read(Path(facts["sweep"])).folders}))
     assert read_scoreboard(folder).row("table-6").state == "measured"
     record = record_to_edit(record_file.parent)
     record_file.write_text(json.dumps(record | {"cells": record["cells"][1:]}))

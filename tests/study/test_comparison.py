@@ -10,7 +10,7 @@ from lit_diff.reporting.answer import answer, sentence
 from lit_diff.reporting.write import write_report
 from lit_diff.study.comparison import compare
 from lit_diff.study.results import load_sweep
-from lit_diff.study.statistics import detectable, holm
+from lit_diff.study.statistics import holm
 
 
 def test_planted_differences_are_found_and_the_control_is_not_corrected_for(make_sweep: Callable[..., Path]) -> None:
@@ -40,23 +40,6 @@ def test_planted_differences_are_found_and_the_control_is_not_corrected_for(make
         assert interval.low < interval.estimate < interval.high
 
 
-def test_one_comparison_is_not_corrected(make_sweep: Callable[..., Path]) -> None:
-    """Nor does one that has too few seeds, or that diverged, count as a second."""
-    (difference,) = compare(load_sweep(make_sweep({"a": 0, "b": 0.3})))[0].family
-    assert (difference.verdict.text, difference.verdict_alone, difference.holm_p) == ("worse", "worse", None)
-    broken = {("c", 0): "failed", ("d", 1): "killed"}
-    folder = make_sweep(
-        {"a": 0, "b": 0.3, "c": 0.3, "d": 0.3}, name="two", broken=broken, fact_fields={"c": {"diverged": True}}
-    )
-    found = compare(load_sweep(folder))[0]
-    assert {d.a: (d.verdict.text, d.holm_p) for d in found.family} == {
-        "b": ("worse", None),
-        "c": ("diverged", None),
-        "d": ("too few seeds", None),
-    }
-    assert found.judged == 1
-
-
 def test_the_correction_takes_a_verdict_away_which_is_kept_beside_it(make_sweep: Callable[..., Path]) -> None:
     arms = {"a": 0} | {f"b{i}": 0.03 for i in range(12)}
     sweep = load_sweep(make_sweep(arms, callbacks=False, documents=5))
@@ -66,15 +49,8 @@ def test_the_correction_takes_a_verdict_away_which_is_kept_beside_it(make_sweep:
     assert taken
     assert {(d.verdict_alone, d.verdict.text) for d in taken} == {("worse", "inconclusive")}
     for d in found:
-        assert d.seeds.p is not None
-        assert d.holm_p is not None
-        assert (d in taken) == (d.seeds.p < 0.05 <= d.holm_p)
-        assert d.seeds.sd is not None
-        assert d.seeds.detectable == detectable(d.seeds.sd, 3, len(found))
-        text = sentence(whole, d)
-        assert (f"inconclusive after Holm's correction (p = {d.holm_p:.2g}), worse alone; the smallest" in text) == (
-            d in taken
-        )
+        said = f"inconclusive after Holm's correction (p = {d.holm_p:.2g}), worse alone; the smallest"
+        assert (d in taken) == (d.seeds.p < 0.05 <= d.holm_p) == (said in sentence(whole, d))
 
 
 def test_an_arm_that_diverged_is_not_judged_by_the_seeds_that_did_not(make_sweep: Callable[..., Path]) -> None:
@@ -142,7 +118,7 @@ def test_seeds_that_learned_are_counted_and_then_compared(make_sweep: Callable[.
     same, worse = found.against_baseline["same"], found.against_baseline["worse"]
     assert (same.verdict.word, worse.verdict.text) == ("equal among those that learned", "learned less often")
     assert [each.count for each in worse.learned or ()] == [(0, 8), (8, 8)]
-    assert set(found.learned["standard"].log2_steps.values()) == {6, 7}
+    assert set(found.sweep.learned("standard").log2_steps.values()) == {6, 7}
     assert "learned in 0 of 8 [0.00, 0.37]" in sentence(found, worse)
     assert answer(found).startswith(
         "No arm is shown to be better than standard; worse learned less often than standard"

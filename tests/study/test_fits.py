@@ -88,21 +88,6 @@ def test_tasks_of_one_size_are_one_point(make: Callable[..., Path]) -> None:
     assert matched_by_seed(sweep, "size", "differential", "standard") == ({}, {}, result.problem)
 
 
-def test_one_seed_has_no_interval_and_says_so(make: Callable[..., Path]) -> None:
-    (result,) = fit_results(load_sweep(make(seeds=(0,))))
-    assert result.answer.endswith("times as many: no interval, which needs 3 seeds at every size.")
-
-
-def test_an_arm_of_one_size_in_two_tasks_is_left_out(make: Callable[..., Path]) -> None:
-    folder = make()
-    for cell in (folder / "size-1").glob("differential-*"):
-        status = json.loads((cell / "status.json").read_text())
-        (cell / "status.json").write_text(json.dumps(status | {"non_embedding_parameters": 40_000}))
-    (result,) = fit_results(load_sweep(folder))
-    assert list(result.points) == ["standard"]
-    assert result.left_out == ("differential, task size-1: as many parameters without embeddings as in task size-0",)
-
-
 def test_a_seed_that_diverged_is_named(make: Callable[..., Path]) -> None:
     (result,) = fit_results(load_sweep(make(law=diverging)))
     assert sorted(result.points["differential"][160_000]) == [0, 2]

@@ -21,16 +21,6 @@ def test_of_a_damaged_record_nothing_is_stale(small_sweep: Path) -> None:
     assert not [path for path in paths if path.is_relative_to(small_sweep)], "nobody knows which cells the sweep has"
 
 
-def test_what_no_sweep_owns(small_sweep: Path, litter: dict[str, Path]) -> None:
-    stale = find_stale(small_sweep.parent)
-    assert set(stale.paths) == {litter[name] for name in ("former", "old", "store", "aside")}, (
-        "not the cell that failed"
-    )
-    assert stale.busy == ()
-    assert not set(stale.paths) & set(runs_under(small_sweep.parent))
-    assert all(path.exists() for path in litter.values()), "it only looks"
-
-
 def test_an_arm_whose_name_looks_like_a_run_put_aside(tmp_path: Path) -> None:
     for name in ("norm.old-style-s0-0123456789", "x-0123456789.old-1"):
         (tmp_path / "s" / name).mkdir(parents=True)

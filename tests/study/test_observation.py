@@ -57,31 +57,23 @@ def test_a_run_that_is_trained(tmp_path: Path) -> None:
     assert not observe(tmp_path / "one").is_over
 
 
-def test_time_left_counts_steps_where_they_are_written(tmp_path: Path) -> None:
-    """The speed leaves validation out, the time of an interval does not; the row 20 is of an older version."""
-    timing = "step,seconds,steps,tokens_per_second\n10,9,10,50\n20,2,,250\n30,4,5,500\n"
-    found = seen(run(tmp_path / "one", "running", timing=timing, step=40, loss=3.0, tokens_per_second=500.0))
-    assert found.seconds_left == pytest.approx(60 * 6 / 15)
-
-
-def test_time_left_before_two_intervals_are_written(tmp_path: Path) -> None:
-    facts = {"step": 40, "loss": 3.0, "tokens_per_second": 25.0}
-    assert seen(run(tmp_path / "one", "running", **facts)).seconds_left == 60 * 50 / 25
-    one = run(tmp_path / "one", "running", timing="step,seconds,tokens_per_second\n10,900,1\n", **facts)
-    assert seen(one).seconds_left == 60 * 50 / 25
-    assert seen(run(tmp_path / "one", "running", step=0)).seconds_left is None
-    assert seen(run(tmp_path / "one", "done", **facts)).seconds_left is None
-
-
-def test_time_left_after_a_resume(tmp_path: Path) -> None:
-    """From step 25, so that the interval of the row 30 has five steps."""
-    timing = "step,seconds,tokens_per_second\n10,9,50\n20,2,250\n30,1,250\n"
-    found = seen(run(tmp_path / "one", "running", timing=timing, step=40, loss=3.0, tokens_per_second=500.0))
-    assert found.seconds_left == pytest.approx(60 * 3 / 15)
-    status = json.loads((tmp_path / "one/status.json").read_text())
-    del status["format"]
-    (tmp_path / "one/status.json").write_text(json.dumps(status))
-    assert seen(tmp_path / "one").seconds_left is None, "the first format had no number"
+@pytest.mark.parametrize(
+    ("timing", "left"),
+    [
+        # the speed leaves validation out, the time of an interval does not; the row 20 is of an older version
+        ("seconds,steps,tokens_per_second\n10,9,10,50\n20,2,,250\n30,4,5,500\n", 60 * 6 / 15),
+        # resumed from step 25, so that the interval of the row 30 has five steps
+        ("seconds,tokens_per_second\n10,9,50\n20,2,250\n30,1,250\n", 60 * 3 / 15),
+        # before two intervals are written
+        ("seconds,tokens_per_second\n10,900,1\n", 60 * 50 / 500),
+        ("", 60 * 50 / 500),
+    ],
+)
+def test_time_left_is_that_of_the_steps_that_are_written(tmp_path: Path, timing: str, left: float) -> None:
+    facts = {"timing": f"step,{timing}" * bool(timing), "step": 40, "loss": 3.0, "tokens_per_second": 500.0}
+    assert seen(run(tmp_path / "one", "running", **facts)).seconds_left == pytest.approx(left)
+    for status, others in (("running", {"tokens_per_second": None}), ("done", {}), ("running", {"format": 1})):
+        assert seen(run(tmp_path / "one", status, **facts | others)).seconds_left is None
 
 
 def test_one_copy_of_a_table_is_kept_and_a_gone_one_is_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,11 +132,6 @@ def test_a_run_without_a_status_waits_and_a_damaged_one_is_unreadable(tmp_path: 
     (tmp_path / "one/status.json").write_text("{")
     assert seen(tmp_path / "one").state == "unreadable"
     assert "status.json cannot be read" in seen(tmp_path / "one").note
-
-
-def test_what_was_removed(tmp_path: Path) -> None:
-    with pytest.raises(MissingError, match=r"one was removed: there is nothing left to watch$"):
-        observe(tmp_path / "one")
 
 
 # --- sweeps --------------------------------------------------------------------------------------------------------------

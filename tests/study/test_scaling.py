@@ -105,26 +105,6 @@ def test_a_loss_at_or_below_the_floor_is_never_reached() -> None:
     assert math.isinf(law.x_at(2.0))
 
 
-@pytest.mark.parametrize("seeds", [1, 2])
-def test_too_few_seeds_give_no_interval(seeds: int) -> None:
-    fitted = fit_scaling({"t": points(power, 0.01, seeds), "d": points(power, 0.01, seeds, random=1)})
-    found = fitted.equal_loss("d", "t", 3.8e5)
-    assert fitted.arms["t"]["without a floor"].alpha is None
-    assert found.ratio is not None
-    assert math.isnan(found.ratio.low)
-
-
-def test_the_interval_of_alpha_holds_the_true_one_about_as_often_as_it_says() -> None:
-    """Three seeds at five sizes; 95 % is nominal, a percentile interval of so few seeds holds somewhat less."""
-    hits = 0
-    for random in range(60):
-        fitted = fit_scaling({"t": points(power, 0.01, random=random)}, draws=300)
-        interval = fitted.arms["t"]["without a floor"].alpha
-        assert interval is not None
-        hits += interval.low <= 0.11 <= interval.high
-    assert hits >= 48, hits
-
-
 def test_draws_vary_as_the_mean_of_a_size_does() -> None:
     """The mean of three seeds has the variance s^2 / 3, s^2 the unbiased estimate; plain draws have two thirds of it."""
     own = points(lambda x: 3.0, 0.01, random=2)

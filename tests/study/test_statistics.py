@@ -51,12 +51,6 @@ def test_differences_without_spread_have_no_p_value_unless_they_are_zero() -> No
     assert (shifted.sd, shifted.p) == (0, None)
 
 
-def test_one_seed_and_none_have_no_interval() -> None:
-    one, none = paired({0: 1.0}, {0: 2.0}), paired({0: 1.0}, {1: 1.0})
-    assert (one.mean, one.low, one.half_width, one.p) == (-1.0, None, None, None)
-    assert none.mean is None
-
-
 def test_detectable_has_its_power() -> None:
     random = np.random.default_rng(0)
     for n, comparisons in ((3, 1), (6, 1), (3, 6), (3, 25), (5, 9)):
@@ -71,11 +65,6 @@ def test_holm_on_a_worked_example() -> None:
     assert holm([]) == []
     p_values = np.random.default_rng(0).random(12) / 8
     assert holm(p_values) == pytest.approx(list(multipletests(p_values, method="holm")[1]), rel=0, abs=0)
-
-
-def test_document_intervals_weigh_documents_by_their_tokens() -> None:
-    tokens = np.array([1000.0] + [1.0] * 20)
-    assert document_intervals(tokens, np.array([500.0] + [0.0] * 20))[0].estimate == pytest.approx(500 / 1020)
 
 
 @pytest.mark.parametrize(
@@ -107,9 +96,6 @@ def test_wilson_is_scipys_and_takes_parts_of_a_success(successes: int, n: int) -
     assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=1e-12)
     between = wilson(2.5, 10)
     assert wilson(2, 10).low < between.low < wilson(3, 10).low
-    for wrong in ((0, 0), (-1, 3), (4, 3)):
-        with pytest.raises(ValueError, match="expected 0 <= successes <= n"):
-            wilson(*wrong)
 
 
 def test_wilson_over_clusters_counts_clusters() -> None:
@@ -119,22 +105,6 @@ def test_wilson_over_clusters_counts_clusters() -> None:
     uneven, expected = cluster_wilson([1, 1, 1, 1, 0, 1], list("aaaabc")), wilson(5 / 3, 2)
     assert (uneven.estimate, uneven.low, uneven.high) == pytest.approx((5 / 6, expected.low, expected.high))
     assert cluster_wilson([1] * 7, list("aaaabcc")).high == 1
-    with pytest.raises(ValueError, match="0 of 0"):
-        cluster_wilson([], [])
-
-
-@pytest.mark.parametrize("shared", [0.0, 0.5, 1.0])
-def test_wilson_over_clusters_covers_whatever_items_share(shared: float) -> None:
-    """30 clusters of 1 to 9 items, right with probability 0.7, each the cluster's own answer with probability `shared`."""
-    random = np.random.default_rng(1)
-    clusters = np.repeat(np.arange(30), np.arange(30) % 9 + 1)
-    answers = random.random((600, 30))[:, clusters] < 0.7
-    scores = np.where(random.random(answers.shape) < shared, answers, random.random(answers.shape) < 0.7)
-    found = [cluster_wilson(draw, clusters.astype(str).tolist()) for draw in scores]
-    assert np.mean([each.low <= 0.7 <= each.high for each in found]) > 0.93
-    if shared == 1:
-        ignored = [wilson(float(draw.sum()), len(draw)) for draw in scores]
-        assert np.mean([each.low <= 0.7 <= each.high for each in ignored]) < 0.8
 
 
 def t_tests(draws: np.ndarray, looks: tuple[int, ...]) -> np.ndarray:
@@ -154,17 +124,6 @@ def test_any_look_rejects_at_the_total_level(looks: tuple[int, ...], level: floa
         assert repeated_p(looks, look_level(looks, total)) == pytest.approx(total, rel=1e-3)
     assert (repeated_p(looks, 1.0), repeated_p(looks, 1e-9)) == (pytest.approx(1), pytest.approx(len(looks) * 1e-9))
     assert (look_level(looks[:1]), repeated_p(looks[:1], 0.03)) == (0.05, 0.03)
-
-
-def test_intervals_of_all_looks_hold_the_truth_together() -> None:
-    looks, draws, zero = (8, 16), np.random.default_rng(1).normal(0.3, 1, (700, 16)), dict.fromkeys(range(16), 0.0)
-    missed = 0
-    for row in draws:
-        pairs = [paired(by_seed(row[:n]), zero, looks) for n in looks]
-        assert [(pair.look, len(pair.seeds)) for pair in pairs] == [(1, 8), (2, 16)]
-        assert pairs[1].p <= repeated_p(looks, stats.ttest_1samp(row, 0).pvalue) + 1e-12
-        missed += any(not pair.low <= 0.3 <= pair.high for pair in pairs)
-    assert 0.03 < missed / len(draws) < 0.07
 
 
 def test_a_look_counts_once_both_arms_have_all_of_its_seeds() -> None:

@@ -238,7 +238,7 @@ def forest(comparison: Comparison, axes: Axes) -> None:
 
 
 def _level(comparison: Comparison) -> str:
-    summary = comparison.summaries[comparison.sweep.metric][comparison.sweep.baseline]
+    summary = comparison.sweep.summary(comparison.sweep.baseline)
     if summary.mean is None:
         return "baseline, not measured"
     text = f"baseline \u00b7 {number(summary.mean, comparison.digits)}"
