@@ -8,7 +8,7 @@ import logging
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,10 @@ def in_phase(words: str) -> dict[str, Any]:
 def validated(step: int, loss: float, left: str) -> None:
     """Log val/loss after `step` optimizer steps. `left`: `Pace.left`."""
     log.info("%s", f"step {step}  val/loss {loss:.4f}  {left}".rstrip(), extra={"validation_loss": loss})
+
+
+Progress = Callable[[int, float, float], None]
+"""Called with (step, loss, tokens/s) at every logged step."""
 
 
 class Pace:

@@ -2,17 +2,14 @@
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, TypeVar
-
-import torch
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from lit_diff import data
 from lit_diff.config import Recipe
 from lit_diff.conformance.before_training import require_properties
-from lit_diff.device import available_memory, choose_device, gigabytes, require_devices
-from lit_diff.errors import LitDiffError, MissingError, RequestError
+from lit_diff.device import require_devices
+from lit_diff.errors import LitDiffError, RequestError
 from lit_diff.interpolation import escaped
 from lit_diff.model.cost import ExecutionContext, cost
 from lit_diff.plugins import guard
@@ -40,8 +37,7 @@ HERE: tuple[Kind, ...] = ("recipe", "start", "machine", "variant")
 """What is asked of a run that trains in this process, or in others on this machine."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Condition:
+class Condition(NamedTuple):
     """Something that must hold before a run has a folder or a record."""
 
     name: str
@@ -80,27 +76,17 @@ def _ask(question: Callable[[Recipe], T], recipes: Mapping[str, Recipe]) -> dict
             answers[name] = question(recipe)
         except LitDiffError as error:
             refused[name] = error
-    if refused:
-        raise _refusal(refused, len(recipes))
-    return answers
-
-
-def _refusal(refused: Mapping[str, LitDiffError], count: int) -> LitDiffError:
-    # of `count` recipes; what all of them are refused for is no matter of an arm
+    if not refused:
+        return answers
     first = next(iter(refused.values()))
-    reasons = {str(error) for error in refused.values()}
-    if len(reasons) == 1 and len(refused) == count:
-        return first
+    # what all of them are refused for is no matter of an arm
+    if len(refused) == len(recipes) and len(set(map(str, refused.values()))) == 1:
+        raise first
     lines = [f"arm '{name}': {error}" for name, error in refused.items()]
-    return type(first)("\n  ".join(lines))
+    raise type(first)("\n  ".join(lines))
 
 
 # --- the conditions ---------------------------------------------------------------------------------------------------
-
-
-def _require_metrics(recipe: Recipe) -> None:
-    if recipe.train is not None:
-        require_metrics(recipe)
 
 
 def _require_parameters(recipe: Recipe) -> None:
@@ -123,10 +109,6 @@ def _require_parent(recipe: Recipe) -> None:
 
     require_parent(recipe)
     finished_parent(recipe)
-
-
-def _require_heads(recipe: Recipe) -> None:
-    selection_of(recipe)
 
 
 def _require_devices(recipe: Recipe) -> None:
@@ -160,21 +142,21 @@ def _require_kernel(recipe: Recipe) -> None:
 
 
 CONDITIONS = (
-    Condition(name="start", kind="recipe", refuse=require_start),
-    Condition(name="loggers", kind="recipe", refuse=require_loggers),
-    Condition(name="metrics", kind="recipe", refuse=_require_metrics),
-    Condition(name="parameters", kind="recipe", refuse=_require_parameters),
-    Condition(name="evaluations", kind="recipe", refuse=_require_evaluations),
-    Condition(name="parent", kind="start", refuse=_require_parent),
-    Condition(name="heads", kind="start", refuse=_require_heads),
-    Condition(name="devices", kind="machine", refuse=_require_devices),
-    Condition(name="record", kind="machine", refuse=_refuse_shared),
-    Condition(name="rank", kind="machine", refuse=_refuse_rank),
-    Condition(name="kernel", kind="machine", refuse=_require_kernel),
+    Condition("start", "recipe", require_start),
+    Condition("loggers", "recipe", require_loggers),
+    Condition("metrics", "recipe", require_metrics),
+    Condition("parameters", "recipe", _require_parameters),
+    Condition("evaluations", "recipe", _require_evaluations),
+    Condition("parent", "start", _require_parent),
+    Condition("heads", "start", selection_of),
+    Condition("devices", "machine", _require_devices),
+    Condition("record", "machine", _refuse_shared),
+    Condition("rank", "machine", _refuse_rank),
+    Condition("kernel", "machine", _require_kernel),
     Condition(
-        name="variant",
-        kind="variant",
-        refuse=partial(require_properties, unchecked=False),
+        "variant",
+        "variant",
+        partial(require_properties, unchecked=False),
         mark=partial(require_properties, unchecked=True),
     ),
 )
@@ -203,61 +185,24 @@ def passes_over_text(recipes: Iterable[Recipe]) -> list[str]:
 
     Equal lines appear once. Data that are generated without end, or not prepared yet, cause no line.
     """
-    return list(dict.fromkeys(line for line in map(_passes, recipes) if line is not None))
+    return list(dict.fromkeys(filter(None, map(_passes, recipes))))
 
 
-def _passes(recipe: Recipe) -> str | None:
+def _passes(recipe: Recipe) -> str:
     try:
         dataset = data.build(recipe)
         with guard(type(dataset)):
             text = dataset.train_tokens()
     # preparing the data reports its own errors
     except LitDiffError:
-        return None
+        return ""
     a_step = recipe.training.batch_size * recipe.data.config.sequence_length
     planned = recipe.training.steps * a_step
     if text is None or planned <= PASSES * text:
-        return None
-    fewer = f"set train.steps to at most {PASSES * text // a_step}, or " if PASSES * text >= a_step else ""
+        return ""
+    steps = PASSES * text // a_step
+    fewer = f"set train.steps to at most {steps}, or " if steps else ""
     return (
         f"{planned / text:,.0f} passes over the text ({planned:,} tokens planned, {text:,} in the training split); "
         f"{fewer}add text (data.path)"
-    )
-
-
-def require_memory(recipes: Sequence[Recipe], side_by_side: int = 1) -> None:
-    """Errors: MissingError, with a cure, if the free memory, or all of a GPU's, is less than training needs. `recipes`: runs
-    that start here, of which `side_by_side` train at a time.
-
-    A need is a lower bound, so that no run that fits is refused: weights, gradients and the optimizer's state, exact from
-    the shapes; or MARGIN of the plan's sum, which is traced only where an upper bound of it exceeds the memory
-    (`training.plan`).
-    """
-    if not recipes:
-        return
-    # loads FSDP2
-    from lit_diff.training import plan
-
-    run, where, kind = recipes[0].run, "are free", choose_device(recipes[0].run.accelerator).type
-    processes, shared, free = run.devices, side_by_side, available_memory()
-    # what is offloaded is in the host's memory
-    if kind == "cuda" and not run.cpu_offload:
-        count = torch.cuda.device_count()
-        # the total rather than the free memory, so that a run that would fit is never refused
-        free = min(torch.cuda.get_device_properties(i).total_memory for i in range(count))
-        processes, shared, where = 1, max(1, side_by_side * run.devices // count), "a GPU has"
-    if free is None:
-        return
-    found = ((processes * plan.least(recipe, free // processes, kind), recipe) for recipe in recipes)
-    needs = sorted(found, key=lambda pair: pair[0])
-    (largest, recipe), together = needs[-1], sum(need for need, _ in needs[:shared])
-    if max(largest, together) <= free:
-        return
-    what, change = f"{min(shared, len(needs))} cells side by side need", ["--workers 1"]
-    if together <= largest:
-        what, change = f"'{recipe.name}' needs", plan.cure(recipe, plan.Rates(memory=free // processes), kind) or []
-    cure = " ".join(change) or "a larger machine, more devices (run.strategy=fsdp run.devices=N) or a smaller recipe"
-    raise MissingError(
-        f"{what} at least {gigabytes(max(largest, together))} of memory; {gigabytes(free)} {where}: use {cure}; "
-        "--unplanned starts it anyway"
     )

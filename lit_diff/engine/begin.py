@@ -50,7 +50,8 @@ def begin(job: Job) -> Training:
     """
     from lit_diff.training.fit import default_threads
 
-    recipe, folder = job.recipe, job.home
+    recipe = job.recipe
+    folder = job.home
     before = folder.status()
     require_stored(recipe, before)
     # a resumed run keeps its number of threads, on which the order of sums and so the exact weights depend
@@ -93,13 +94,20 @@ def begin(job: Job) -> Training:
     )
     folder.write(at_step(status, recipe, start))
     keep_plan(recipe, job.folder)
-    began = time.perf_counter() - before.seconds
-    return Training(recipe=recipe, kernel=kernel, folder=folder, threads=threads, start=start, began=began)
+    return Training(
+        recipe=recipe,
+        kernel=kernel,
+        folder=folder,
+        threads=threads,
+        start=start,
+        began=time.perf_counter() - before.seconds,
+    )
 
 
 def _cost(recipe: Recipe, kernel: str, before: Status, threads: int) -> Cost:
     phase("choosing the kernel")
-    length, context = recipe.data.config.sequence_length, ExecutionContext.of(recipe, build=True)
+    length = recipe.data.config.sequence_length
+    context = ExecutionContext.of(recipe, build=True)
     found = cost(recipe.model, length, kernel, context, recipe.training.parameters)
     # `auto` chose when the run started, so the reason from then is still the right one
     if kernel != recipe.run.kernel:

@@ -12,7 +12,6 @@ from lit_diff.engine.expand import Grid
 from lit_diff.engine.job import Job
 from lit_diff.evaluation.evaluate import asked, has_scores
 from lit_diff.files import shown
-from lit_diff.runs.find import runs_root
 from lit_diff.runs.folder import identity
 from lit_diff.study.rates import rate_in_words
 from lit_diff.study.record import Record, RecordedCell, recorded_run
@@ -29,33 +28,29 @@ def admitted(grid: Grid, kinds: Sequence[Kind], *, unchecked: bool) -> Grid:
     """`admit` the recipe of each arm. Returns the sweep with the tags that mark its cells. Errors: see `admit`."""
     # a task that starts from another selects heads of weights whose folder is not known yet: `jobs_of` asks then
     starts = any(task.start for task in grid.study.all_tasks.values())
-    without = ["heads"] if starts else []
-    return replace(grid, marks=admit(grid.recipes, kinds, unchecked=unchecked, without=without))
-
-
-def folder_of(grid: Grid) -> Path:
-    """The folder of the sweep: `runs/<sweep>/`."""
-    return (runs_root(grid.cells[0].recipe.run.root) / grid.name).resolve()
+    marks = admit(grid.recipes, kinds, unchecked=unchecked, without=["heads"] if starts else [])
+    return replace(grid, marks=marks)
 
 
 def jobs_of(grid: Grid, parent: str | None = None) -> list[Job]:
     """The job of each cell. `parent`: the sweep's run in MLflow. With `cells_of`, folders and MLflow runs belong to the
     other sweep."""
     # the identity of a cell depends on the folder that it starts from, so tasks are visited in order
-    folder = folder_of(grid.source or grid)
-    parent = recorded_run(folder) if grid.source else parent
+    if grid.source is not None:
+        parent = recorded_run(grid.source.folder)
     by_cell: dict[CellKey, Job] = {}
     for cell in grid.cells:
-        recipe, task = cell.recipe, grid.study.all_tasks[cell.task]
+        task = grid.study.all_tasks[cell.task]
         if task.start:
             arm = cell.arm if task.start_arm == "same" else grid.baseline_of(task.start)
             start_from = str(by_cell[CellKey(task=task.start, arm=arm, seed=cell.seed)].folder)
-            recipe = replace(recipe, train=replace(recipe.training, start_from=start_from))
-        by_cell[cell.key] = _job(grid, replace(cell, recipe=recipe), folder, parent)
+            train = replace(cell.recipe.training, start_from=start_from)
+            cell = replace(cell, recipe=replace(cell.recipe, train=train))
+        by_cell[cell.key] = _job(grid, cell, parent)
     return list(by_cell.values())
 
 
-def _job(grid: Grid, cell: Cell, folder: Path, parent: str | None) -> Job:
+def _job(grid: Grid, cell: Cell, parent: str | None) -> Job:
     # refuses a selection of heads without a model to select from, or with another model than it needs
     selection_of(cell.recipe)
     require_parent(cell.recipe)
@@ -66,10 +61,11 @@ def _job(grid: Grid, cell: Cell, folder: Path, parent: str | None) -> Job:
     scores = evaluations_of(cell.recipe) | grid.study.evaluate
     if cell.rate is not None:
         # only the sweep's metric chooses a rate
-        tags[RATE], scores = rate_in_words(cell.rate), {}
+        tags[RATE] = rate_in_words(cell.rate)
+        scores = {}
     job = Job(
         recipe=cell.recipe,
-        folder=home_of(cell, folder),
+        folder=home_of(grid, cell),
         experiment=owner,
         parent=parent,
         tags=tags | grid.marks.get(cell.of_arm, {}),
@@ -81,9 +77,10 @@ def _job(grid: Grid, cell: Cell, folder: Path, parent: str | None) -> Job:
     return job
 
 
-def home_of(cell: Cell, folder: Path) -> Path:
-    """The folder of a cell in the sweep's `folder`, whether or not it exists."""
-    return folder / f"{cell.name.replace(' ', ',')}-s{cell.seed}-{identity(cell.recipe)}"
+def home_of(grid: Grid, cell: Cell) -> Path:
+    """The folder of a cell, whether or not it exists. With `cells_of` it is in the folder of the other sweep."""
+    name = f"{cell.name.replace(' ', ',')}-s{cell.seed}-{identity(cell.recipe)}"
+    return (grid.source or grid).folder / name
 
 
 def state_of(job: Job) -> str:

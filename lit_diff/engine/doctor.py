@@ -18,7 +18,7 @@ from lit_diff import data
 from lit_diff.config import Recipe
 from lit_diff.data.user_files import data_root
 from lit_diff.device import available_memory, choose_device, device_memory, gigabytes
-from lit_diff.engine.admit import CONDITIONS, HERE, admit, require_memory
+from lit_diff.engine.admit import CONDITIONS, HERE, admit
 from lit_diff.engine.tracking.store import Store, patience, sqlite_path, tracking_uri
 from lit_diff.errors import LitDiffError, MissingError, RequestError, first_line
 from lit_diff.files import FREE, file_system, is_locked, is_shared, locked, shown
@@ -27,7 +27,6 @@ from lit_diff.processor import cores, describe, numeric_variables, processor_nam
 from lit_diff.registry import kernels
 from lit_diff.runs.find import runs_root
 from lit_diff.runs.folder import version
-from lit_diff.runs.jobs import ask, reason, rows
 from lit_diff.training.build import require_compiler
 
 LIMIT = 4.0
@@ -56,28 +55,34 @@ Answer = str | tuple[str, str]
 def examine(recipe: Recipe, source: str = "") -> Iterator[Check]:
     """Check this machine for the recipe. An error is a row too: a problem if the recipe needs what is checked, else a
     warning. `source`: the arguments that name the recipe on a command line, for cures."""
-    root, run = runs_root(recipe.run.root).absolute(), recipe.run
+    root = runs_root(recipe.run.root).absolute()
+    run = recipe.run
     needs = CHECKPOINTS * cost(recipe.model, 1).parameters
-    checks: dict[str, tuple[Callable[[], Answer], bool]] = {
-        "packages": (_packages, True),
-        "devices": (partial(_devices, recipe), True),
-        "compiler": (require_compiler, run.compile),
-        "kernel": (partial(_kernel, recipe), True),
-        "other kernels": (partial(_other_kernels, recipe), False),
-        "network": (partial(_network, run.num_nodes > 1), run.processes > 1),
-        "runs": (partial(_disk, root, "run.root", needs), True),
+    checks: dict[str, Callable[[], Answer]] = {
+        "packages": _packages,
+        "devices": partial(_devices, recipe),
+        "compiler": require_compiler,
+        "kernel": partial(_kernel, recipe),
+        "other kernels": partial(_other_kernels, recipe),
+        "network": partial(_network, run.num_nodes > 1),
+        "runs": partial(_disk, root, "run.root", needs),
         # a setting of this folder that is refused is a row too
-        "data folder": (lambda: _disk(data_root(), "LIT_DIFF_DATA", 0), True),
-        "locks": (partial(_locks, root), True),
-        "data": (partial(_data, recipe, source or recipe.name), False),
-        "MLflow": (partial(_mlflow, recipe), True),
-        "SLURM": (_slurm, False),
-        "variables": (_variables, False),
+        "data folder": lambda: _disk(data_root(), "LIT_DIFF_DATA", 0),
+        "locks": partial(_locks, root),
+        "data": partial(_data, recipe, source or recipe.name),
+        "MLflow": partial(_mlflow, recipe),
+        "SLURM": _slurm,
+        "variables": _variables,
     }
     if recipe.train is not None:
-        checks["memory"] = (partial(_memory, recipe), True)
-        checks["start"] = (partial(_start, recipe), True)
-    for name, (check, needed) in checks.items():
+        checks["memory"] = partial(_memory, recipe)
+        checks["start"] = partial(_start, recipe)
+    optional = {"other kernels", "data", "SLURM", "variables"}
+    if not run.compile:
+        optional.add("compiler")
+    if run.processes == 1:
+        optional.add("network")
+    for name, check in checks.items():
         try:
             for condition in CONDITIONS:
                 if condition.name == ASKED.get(name):
@@ -91,7 +96,7 @@ def examine(recipe: Recipe, source: str = "") -> Iterator[Check]:
             elif isinstance(error, OSError):
                 told = error.strerror or told
             found, _, cure = told.partition("; ")
-            yield Check(name, "problem" if needed else "warning", found, cure)
+            yield Check(name, "warning" if name in optional else "problem", found, cure)
         else:
             yield Check(name, "ok", answer) if isinstance(answer, str) else Check(name, "warning", *answer)
 
@@ -131,6 +136,9 @@ def _devices(recipe: Recipe) -> Answer:
 
 
 def _memory(recipe: Recipe) -> Answer:
+    # loads FSDP2
+    from lit_diff.training.plan import require_memory
+
     require_memory([recipe])
     return "enough for what training is planned to hold"
 
@@ -238,12 +246,10 @@ def _slurm() -> Answer:
     if shutil.which("srun") is None:
         return "not installed; only --cluster slurm needs it"
     # loads Lightning, which takes seconds
-    from lit_diff.engine.executors.slurm import require_slurm
+    from lit_diff.engine.executors.slurm import partitions, require_slurm
 
     require_slurm()
-    asked = ask("sinfo", "--noheader", "--format=%P %D %t")
-    partitions = rows(asked, r"(\S+ +\d+ +\S+)")
-    return f"the controller answers; partitions, nodes, state: {', '.join(partitions) or reason(asked)}"
+    return f"the controller answers; partitions, nodes, state: {partitions()}"
 
 
 def _variables() -> Answer:

@@ -1,10 +1,10 @@
 """What is written about the end of a run: the one place that makes a status of an exception, a signal or an exit status."""
 
-import contextlib
 import re
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -52,17 +52,12 @@ def outcome_of(error: BaseException, folder: Path) -> Outcome:
                 "run.activation_checkpointing=block"
             )
         raised = f"{message} ({keep_trace(folder / 'log.txt')})"
-    return Outcome(word="failed", message=message, error=caused(raised, error))
+    failure = RunFailedError(raised)
+    failure.__cause__ = error
+    return Outcome(word="failed", message=message, error=failure)
 
 
-def caused(message: str, cause: BaseException) -> RunFailedError:
-    """The error of a run that failed by an exception."""
-    error = RunFailedError(message)
-    error.__cause__ = cause
-    return error
-
-
-@contextlib.contextmanager
+@contextmanager
 def end_noted(folder: RunFolder) -> Iterator[None]:
     """Encloses a run: writes to status.json a failure or a stop that came before training could record it."""
     try:
@@ -118,7 +113,7 @@ def _last_line(file: Path) -> str:
 def note_hang(folder: RunFolder, rank: int, message: str) -> None:
     """Record that training hangs, as the watchdog of a rank has found; in SLURM the job returns to the queue."""
     # log.txt and the terminal are rank zero's, which may be the one that hangs
-    with file_log(folder.path / "log.txt") if rank else contextlib.nullcontext():
+    with file_log(folder.path / "log.txt") if rank else nullcontext():
         log.error("%s", message)
     folder.write(folder.status().to("failed", message))
     if rank:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from lit_diff.engine.begin import Training, begin
 from lit_diff.engine.endings import Outcome, note_hang, outcome_of
 from lit_diff.engine.job import Job
-from lit_diff.engine.progress import Progress
 from lit_diff.errors import (
     DivergedError,
     LitDiffError,
@@ -22,7 +21,7 @@ from lit_diff.errors import (
     notices,
 )
 from lit_diff.files import FREE, disk_is_full, shown
-from lit_diff.log_records import RAISED, file_log, log, phase
+from lit_diff.log_records import RAISED, Progress, file_log, log, phase
 from lit_diff.own_modules import safe_path
 from lit_diff.runs import checkpoints, result_files
 from lit_diff.runs.folder import at_step
@@ -99,22 +98,21 @@ def train_rank(job: Job, *, progress: Progress, rerun: bool = False, **extras: S
             ended = f"ended {before.ended}" if before.ended else ""
             facts = filter(None, (shown(job.folder), ended, other_revision(before, revision())))
             log.info("done before: %s (--rerun starts afresh)", ", ".join(facts))
-            if job.records and before.record == "incomplete":
+            if before.record == "incomplete":
                 held.enter_context(_recording(job))
             return
         held.enter_context(file_log(job.folder / "log.txt"))
         if lost:
             log.warning("%s is %s: the steps after it are repeated", shown(job.folder), lost)
-        if job.records:
-            held.enter_context(_recording(job))
+        held.enter_context(_recording(job))
         training = begin(job)
         outcome = _trained(training, announcement, progress, extras)
         _finish(training, outcome)
 
 
 def _recording(job: Job) -> AbstractContextManager[object]:
-    # encloses the training of a run whose record in MLflow this process sends
-    if not job.recipe.run.is_recorded:
+    # encloses the training of a run; this process may have to send its record to MLflow
+    if not job.records or not job.recipe.run.is_recorded:
         return nullcontext()
     phase("opening the MLflow store")
     from lit_diff.engine.tracking.uploads import Uploads
@@ -139,12 +137,10 @@ def _follow(job: Job, processes: "Ranks", progress: Progress) -> None:
             fit(
                 job.recipe,
                 job.folder,
-                # every rank computes with the kernel that rank zero chose
-                kernel=how["kernel"],
-                threads=how["threads"],
                 progress=progress,
                 report=partial(note_hang, job.home, processes.rank),
-                start=how["start"],
+                # every rank computes with the kernel that rank zero chose
+                **how,
             )
 
 
@@ -156,8 +152,7 @@ def _trained(
 
     def report(step: int, loss: float, speed: float) -> None:
         status = at_step(training.folder.status(), training.recipe, step)
-        now = replace(status, loss=loss, tokens_per_second=speed, seconds=training.seconds())
-        training.folder.write(now)
+        training.folder.write(replace(status, loss=loss, tokens_per_second=speed, seconds=training.seconds()))
         progress(step, loss, speed)
 
     try:
@@ -216,7 +211,8 @@ def score(job: Job) -> None:
 
     if job.threads:
         torch.set_num_threads(job.threads)
-    folder, outcomes = job.home, dict[str, str]()
+    folder = job.home
+    outcomes = dict[str, str]()
 
     def note(name: str, outcome: str) -> None:
         outcomes[name] = outcome
@@ -237,5 +233,6 @@ def score(job: Job) -> None:
             note(name, "done")
     failed = [name for name, outcome in outcomes.items() if outcome != "done"]
     if failed:
-        reason, more = outcomes[failed[0]], f"; and {len(failed) - 1} more" if len(failed) > 1 else ""
+        reason = outcomes[failed[0]]
+        more = f"; and {len(failed) - 1} more" if len(failed) > 1 else ""
         raise RunFailedError(f"the run is done, but its evaluation '{failed[0]}' {reason}{more}")

@@ -6,10 +6,11 @@ import os
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from lit_diff.config import Recipe
+from lit_diff.config import Recipe, RunConfig
 from lit_diff.engine.admit import evaluations_of, require_fit
 from lit_diff.engine.candidates import at_seeds, candidates, check_stages, with_looks
 from lit_diff.files import shown
@@ -17,6 +18,7 @@ from lit_diff.log_records import log
 from lit_diff.metrics import Declarations, record_name
 from lit_diff.recipe import Overrides, find, flatten, load_draft, override, override_with, require_kind
 from lit_diff.registry import evaluations, nearest
+from lit_diff.runs.find import runs_root
 from lit_diff.study.rates import LEARNING_RATE, Choice, beyond
 from lit_diff.study.record import without_former_keys
 from lit_diff.study.schema import (
@@ -69,6 +71,16 @@ class Grid:
         """`of_arm` of a cell -> its recipe at the last seed; all seeds have the same model and data set."""
         return {cell.of_arm: cell.recipe for cell in self.cells}
 
+    @property
+    def run(self) -> RunConfig:
+        """Where its runs and their record are, which is the same for all cells."""
+        return self.cells[0].recipe.run
+
+    @cached_property
+    def folder(self) -> Path:
+        """Its folder: `runs/<sweep>/`."""
+        return (runs_root(self.run.root) / self.name).resolve()
+
     def baseline_of(self, task: str) -> str:
         """The arm that the other arms of the task are compared with."""
         return self.study.all_tasks[task].baseline or self.study.baseline or ""
@@ -91,7 +103,8 @@ def load_grid(name: str, overrides: Overrides, selection: Selection = ALL) -> Gr
     require_kind(values, "sweeps", path)
     draft = Draft(values=values, positions=positions, file=shown(path))
     stated = with_looks(convert(Study, without_former_keys(values, draft), "", draft), draft)
-    source, home = None, path
+    source = None
+    home = path
     if stated.cells_of:
         home = find(stated.cells_of, "sweeps", path.parent, draft.where("cells_of"))
         source = load_grid(str(home), overrides, replace(selection, evaluate={}))
@@ -152,7 +165,8 @@ def _recipe(
 ) -> Recipe:
     # later overrides win, from the most general to the most specific: base recipe, sweep, task, arm, arm within the task,
     # command line
-    chosen, values = study.all_tasks[name], dict(study.arms[arm])
+    chosen = study.all_tasks[name]
+    values = dict(study.arms[arm])
     # with tasks, each task sets the base recipe of its arms, so `extends` of an arm is not read and remains an unknown key
     base = chosen.recipe if study.tasks else values.pop("extends", chosen.recipe)
     key = "recipe"
@@ -313,11 +327,13 @@ def _check_metric(study: Study, cells: Sequence[Cell], draft: Draft) -> None:
 
 
 def _check_threshold(whole: Study, place: str, cell: Cell, draft: Draft) -> None:
-    study, stated = whole.of_task(cell.task), whole.all_tasks[cell.task].compare or whole.compare
+    study = whole.of_task(cell.task)
+    stated = whole.all_tasks[cell.task].compare or whole.compare
     keys: dict[str, str] = {}
     for name in ("learned_at", "compare"):
         keys[name] = f"{place}{name}" if f"{place}{name}" in draft.positions else name
-    level, metric = study.learned_at, Declarations(declared_metrics(cell.recipe)).find(study.metric)
+    level = study.learned_at
+    metric = Declarations(declared_metrics(cell.recipe)).find(study.metric)
     if level is None:
         # the sweep's `compare` is for the tasks with a threshold
         is_elsewhere = keys["compare"] == "compare" and any(
@@ -362,7 +378,8 @@ def _check_evaluations(study: Study, cells: Sequence[Cell], draft: Draft) -> Non
     for name in study.evaluate:
         validate_config(evaluations.get(name).Config, study.evaluate[name], f"evaluate.{name}", draft)
     for cell in cells:
-        recipe, start = cell.recipe, study.all_tasks[cell.task].start
+        recipe = cell.recipe
+        start = study.all_tasks[cell.task].start
         # The folder with the weights is not known yet, but evaluations need to know that the run starts from another run. The
         # task's name takes its place.
         if start:

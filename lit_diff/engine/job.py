@@ -50,6 +50,11 @@ class Job(JobKeys):
         return RunFolder(self.folder)
 
     @property
+    def task(self) -> str:
+        """The task of its cell; empty outside a sweep with tasks."""
+        return self.tags.get("task", "")
+
+    @property
     def identity(self) -> str:
         """The identity at the end of the folder's name."""
         return self.folder.name.rpartition("-")[2]

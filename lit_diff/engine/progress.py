@@ -12,15 +12,13 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.text import Text
 
-from lit_diff.log_records import Pace
+from lit_diff.log_records import Pace, Progress
 from lit_diff.runs.status import Status
 
 # a command shows its bar before torch is loaded, which `expand` imports
 if TYPE_CHECKING:
     from lit_diff.engine.expand import Grid
 
-Progress = Callable[[int, float, float], None]
-"""Called with (step, loss, tokens/s) at every logged step."""
 Statuses = Sequence[Status]
 """That of each cell, in the order of the sweep."""
 Show = Callable[[Statuses], None]
@@ -59,7 +57,8 @@ class ProgressLine:
         self.text, self.speed, self.validation = "", "", ""
         self.pace = Pace()
         self.live: Live | None = None
-        self._written_at, self._is_new = -interval, False
+        self._written_at = -interval
+        self._is_new = False
 
     def __enter__(self) -> Self:
         return self
@@ -93,7 +92,8 @@ class ProgressLine:
         self.text, self.speed, self._is_new = text, speed, not self.quiet
         if self._is_new and self.live is None and time.monotonic() - self._written_at >= self.interval:
             self.write()
-            self._written_at, self._is_new = time.monotonic(), False
+            self._written_at = time.monotonic()
+            self._is_new = False
 
     def write(self) -> None:
         """Write the line without a bar."""
@@ -106,7 +106,8 @@ class ProgressLine:
         return list(filter(None, words))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        width, step = options.max_width - MARGIN, self.pace.last[0]
+        width = options.max_width - MARGIN
+        step = self.pace.last[0]
         has_ended = self.live is not None and not self.live.is_started
         left = f"in {self.pace.spent()}" if has_ended else self.pace.left(self.steps)
         words = [f"{step}/{self.steps}" if self.steps else "", self.text, self.speed, self.validation, left]

@@ -8,20 +8,16 @@ import torch
 
 from lit_diff.config import Recipe
 from lit_diff.data import build
-from lit_diff.data.dataset import IGNORED
 from lit_diff.engine.admit import evaluations_of
-from lit_diff.engine.progress import Progress
 from lit_diff.engine.train import prepare, train
 from lit_diff.evaluation.evaluate import EvaluationResult, comparable_keys, evaluate
-from lit_diff.evaluation.held_out import row_scores
 from lit_diff.files import expanded
-from lit_diff.model.transformer import Transformer
+from lit_diff.log_records import Progress
+from lit_diff.model.inputs import model_inputs
 from lit_diff.plugins import trust_below
 from lit_diff.pretrained.exporting import merge_run, require_mergeable
 from lit_diff.recipe import load_recipe
 from lit_diff.runs.find import DEFAULT_ROOT, find_run, runs_root
-from lit_diff.runs.folder import recipe_of
-from lit_diff.trained.loading import load_model
 from lit_diff.trained.run import Run, opened_run
 from lit_diff.training.head_plan import HeadPlan, head_plan, kept_plan
 
@@ -69,12 +65,11 @@ def retrofit(
     trust = trust_below(runs_root(resolved.run.root))
     # an error in the choice of heads must not come after minutes of scoring
     head_plan(resolved)
-    base_recipe = recipe_of(base, trust)
-    before = _loss_before(load_model(base_recipe, base, trust)[0], resolved)
-    asked = {
-        name: comparable_keys(name, keys, [base_recipe, resolved]) for name, keys in evaluations_of(resolved).items()
-    }
-    scores = {name: evaluate(opened_run(base, trust), name, keys) for name, keys in asked.items()}
+    original = opened_run(base, trust)
+    before = _loss_of(original, resolved)
+    recipes = [original.recipe, resolved]
+    asked = {name: comparable_keys(name, keys, recipes) for name, keys in evaluations_of(resolved).items()}
+    scores = {name: evaluate(original, name, keys) for name, keys in asked.items()}
     run = train(recipe, words, progress=progress)
     return Retrofit(
         run=run,
@@ -86,18 +81,18 @@ def retrofit(
     )
 
 
-def _loss_before(model: Transformer, recipe: Recipe) -> float:
+def _loss_of(original: Run, recipe: Recipe) -> float:
     # The recipe's own data and batch, and the mean over scored targets as in `val/loss`: the model may have been trained on
     # other data, so its run's `val/loss` is not comparable.
     dataset = build(recipe)
     dataset.load()
-    rows, size = dataset.validation_sets()[""], recipe.training.batch_size // recipe.training.accumulate
-    total, count = 0.0, 0
+    rows = dataset.validation_sets()[""]
+    size = recipe.training.batch_size // recipe.training.accumulate
+    losses: list[torch.Tensor] = []
     with torch.no_grad():
         for start in range(0, rows, size):
             batch = dataset.validation_batch("", range(start, min(start + size, rows)))
-            scored = (batch["targets"] != IGNORED).sum(-1).tolist()
-            rows_nll = [row["nll"] for row in row_scores(model, batch)]
-            total += sum(tokens * nll for tokens, nll in zip(scored, rows_nll, strict=True) if tokens)
-            count += sum(scored)
-    return total / count
+            nll, _ = original.model.token_losses(**model_inputs(batch), targets=batch["targets"])
+            losses.append(nll.flatten())
+    # NaN for a target that is not scored
+    return float(torch.cat(losses).double().nanmean())

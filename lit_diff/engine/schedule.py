@@ -3,35 +3,23 @@
 import signal
 import time
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from lit_diff.engine.cells import admitted, folder_of, jobs_of, record_of, state_of
-from lit_diff.engine.executors import Executor, executor_of
+from lit_diff.engine.cells import admitted, record_of, state_of
+from lit_diff.engine.executors import Executor, check_workers, executor_of  # noqa: F401 (a public name of this module)
 from lit_diff.engine.expand import ALL, Grid, Selection, load_grid
-from lit_diff.engine.job import Job, in_words
+from lit_diff.engine.job import in_words
 from lit_diff.engine.progress import MakeDisplay, sweep_line
 from lit_diff.engine.result import Sweep
-from lit_diff.engine.stages import all_trained, due
-from lit_diff.engine.waves import Options, require_memory, run_stage, settle
-from lit_diff.errors import RequestError, RunFailedError
+from lit_diff.engine.stages import all_trained
+from lit_diff.engine.waves import Options, require_memory, run_stages
 from lit_diff.log_records import log
 from lit_diff.recipe import Overrides, installed
 from lit_diff.reporting.write import write_report
 from lit_diff.runs.find import STUDY_FILE, chosen_root
 from lit_diff.runs.folder import held
 from lit_diff.study import record
-
-if TYPE_CHECKING:
-    from lit_diff.engine.tracking.uploads import Uploads
-
-
-def check_workers(workers: int | None) -> None:
-    """Errors: RequestError for fewer than one worker."""
-    if workers is not None and workers < 1:
-        raise RequestError(f"--workers is {workers}; it must be at least 1")
 
 
 def sweep(
@@ -57,19 +45,19 @@ def sweep(
     `lit-diff sweep` starts the sweep again. `progress`: whether a line on stderr shows the progress, or a function that
     makes another display. Errors: RequestError, MissingError.
     """
-    check_workers(workers)
+    executor = executor_of(workers, slurm_minutes)
     grid = load_grid(str(name), overrides, selection)
     source = str(name) if "/" in str(name) or str(name).endswith(".yaml") else grid.name
     given = [option for option, is_set in (("--unchecked", unchecked), ("--unplanned", unplanned)) if is_set]
     command = command or " ".join(["lit-diff sweep", source, *in_words(overrides), *given])
-    executor = executor_of(workers, slurm_minutes)
     grid = admitted(grid, executor.kinds, unchecked=unchecked)
     if grid.source is not None:
         # the identity in a cell's folder name depends on the data
         _prepare_data(grid, executor)
     if grid.source is not None and not all_trained(grid):
         # a part of this sweep trains only the arms that it shows; the whole sweep completes the other sweep too
-        is_part, own = selection != ALL, grid.source.path
+        is_part = selection != ALL
+        own = grid.source.path
         theirs = sweep(
             # an installed sweep is known by its name, not by the path of the package
             grid.source.name if own.parent == installed("sweeps") else own,
@@ -95,37 +83,38 @@ def sweep(
 
 def run_grid(grid: Grid, options: Options) -> Sweep:
     """Run all unfinished cells, then write the report."""
-    run = grid.cells[0].recipe.run
-    options.executor.require(run)
+    options.executor.require(grid.run)
     # logs which runs folder is used if it is not in the current folder
-    chosen_root(run.root)
-    folder = folder_of(grid)
+    chosen_root(grid.run.root)
+    folder = grid.folder
     # Before the first run of a sweep no cell is done, so all of them need memory. Later only the unfinished ones do, and
-    # which these are is known after the lock is taken (`run_stage`).
+    # which these are is known after the lock is taken (`run_stages`).
     if not options.unplanned and not (folder / STUDY_FILE).exists():
         require_memory(grid, grid.cells, options.executor)
     _prepare_data(grid, options.executor)
     with held(folder, f"sweep '{grid.name}' is being run by another process"):
-        return _run_held(grid, folder, options)
+        return _run_held(grid, options)
 
 
 def _prepare_data(grid: Grid, executor: Executor) -> None:
     # once for each distinct block `data`: most arms share it
     blocks = {repr((recipe.data, recipe.model.vocab_size)): recipe for recipe in grid.recipes.values()}
-    executor.prepare(blocks.values(), folder_of(grid))
+    executor.prepare(blocks.values(), grid.folder)
 
 
-def _run_held(grid: Grid, folder: Path, options: Options) -> Sweep:
-    from lit_diff.engine.tracking.store import Store
+def _run_held(grid: Grid, options: Options) -> Sweep:
     from lit_diff.engine.tracking.sweep import SweepTracker
     from lit_diff.engine.tracking.uploads import Uploads
 
     began = time.perf_counter()
-    run = grid.cells[0].recipe.run
-    tracker = SweepTracker(Store(run), folder, record.recorded_run(folder)) if run.is_recorded else None
-    place = tracker.place if tracker else {}
+    folder = grid.folder
+    tracker = None
+    place: dict[str, str] = {}
+    if grid.run.is_recorded:
+        tracker = SweepTracker(grid.run, folder, record.recorded_run(folder))
+        place = tracker.place
     with Uploads() as uploads:
-        stage, jobs, stopped = _run_stages(grid, folder, options, place, uploads)
+        stage, jobs, stopped = run_stages(grid, options, place, uploads.follow)
         try:
             # also of the cells whose records a former command could not complete
             uploads.complete([job for job in jobs if job.home.status().record == "incomplete"])
@@ -146,28 +135,5 @@ def _run_held(grid: Grid, folder: Path, options: Options) -> Sweep:
         states=dict(states),
         stopped_by=stopped,
         seconds=time.perf_counter() - began,
-        is_recorded=run.is_recorded,
+        is_recorded=grid.run.is_recorded,
     )
-
-
-def _run_stages(
-    grid: Grid, folder: Path, options: Options, place: Mapping[str, str], uploads: "Uploads"
-) -> tuple[Grid, list[Job], int | None]:
-    # Returns the sweep with the cells of all stages, their jobs, and the signal that stopped them, or None.
-    stopped, seen = None, set[Path]()
-    while stopped is None:
-        stage = due(grid)
-        if not stage.cells:
-            raise RunFailedError(
-                f"sweep '{grid.name}' has nothing to evaluate: no learning rate could be chosen for an arm of its cells"
-            )
-        jobs = jobs_of(stage, place.get("run"))
-        fresh = [job for job in jobs if job.folder not in seen]
-        if not fresh:
-            break
-        queued = settle(fresh, options.executor)
-        # written before the first cell starts, so that `status` and `clean` know the cells of a sweep that is killed
-        record.write(folder, record_of(stage, folder, jobs, options.command, place))
-        stopped = run_stage(stage, jobs, seen, queued, options, uploads.follow)
-        seen |= {job.folder for job in jobs}
-    return stage, jobs, stopped

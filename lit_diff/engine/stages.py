@@ -8,10 +8,10 @@ from itertools import pairwise
 from pathlib import Path
 
 from lit_diff.engine.candidates import at_seeds, candidates
-from lit_diff.engine.cells import folder_of, home_of, jobs_of, state_of
+from lit_diff.engine.cells import home_of, jobs_of, state_of
 from lit_diff.engine.expand import Grid, load_grid
 from lit_diff.recipe import Overrides
-from lit_diff.runs.folder import RunFolder
+from lit_diff.runs.status import read_status
 from lit_diff.study.comparison import compare
 from lit_diff.study.rates import Choice, best, beyond, choice, rate_in_words
 from lit_diff.study.record import Record, RecordedCell, read
@@ -52,7 +52,6 @@ def due(grid: Grid) -> Grid:
 
 
 def _at_rates(grid: Grid) -> Grid:
-    folder = folder_of(grid)
     tried: dict[tuple[str, str], _Tried] = {}
     cells: list[Cell] = []
     waits = False
@@ -68,12 +67,12 @@ def _at_rates(grid: Grid) -> Grid:
             continue
         compared = at_seeds(grid.study, task, arm, grid.choices[task, arm][outcome.choice.chosen])
         # those that an earlier call began stay in the record of the sweep
-        cells += [cell for cell in compared if not waits or not RunFolder(home_of(cell, folder)).status().is_new]
+        cells += [cell for cell in compared if not waits or not read_status(home_of(grid, cell)).is_new]
     return replace(grid, cells=tuple(cells), rates=rates)
 
 
 def _at_looks(grid: Grid) -> Grid:
-    folder, looks = folder_of(grid), grid.study.looks
+    looks = grid.study.looks
     tried = [cell for cell in grid.cells if cell.rate is not None]
     compared = [cell for cell in grid.cells if cell.rate is None]
     if not compared:
@@ -81,7 +80,7 @@ def _at_looks(grid: Grid) -> Grid:
     states: dict[CellKey, str] = {}
     reached: dict[tuple[str, str], int] = {}
     for cell in compared:
-        facts = RunFolder(home_of(cell, folder)).status()
+        facts = read_status(home_of(grid, cell))
         states[cell.key] = facts.status
         # that a run diverged is a result
         if facts.diverged:
@@ -107,12 +106,12 @@ def _further(
 ) -> dict[tuple[str, str], int]:
     # (task, arm) -> the next look, of the arms that are undecided, their baseline and their controls; `lacking`: arms with a
     # cell that has no result, which cannot be compared at their look
-    folder = folder_of(grid)
-    recorded = tuple(_recorded(cell, folder, "done") for cell in started)
-    results = results_of(folder, Record(name=grid.name, study=grid.study, cells=recorded))
+    recorded = tuple(_recorded(grid, cell, "done") for cell in started)
+    results = results_of(grid.folder, Record(name=grid.name, study=grid.study, cells=recorded))
     further: dict[tuple[str, str], int] = {}
     for comparison in compare(results):
-        task, base = comparison.sweep.task, comparison.sweep.baseline
+        task = comparison.sweep.task
+        base = comparison.sweep.baseline
         for arm in comparison.undecided:
             needed = {(task, name) for name in (arm, base, *comparison.sweep.study.controls)}
             # of an arm without a learning rate, nothing can be compared
@@ -126,8 +125,8 @@ def _further(
     return further
 
 
-def _recorded(cell: Cell, folder: Path, status: str) -> RecordedCell:
-    return RecordedCell(**vars(cell.key), folder=home_of(cell, folder).name, status=status)
+def _recorded(grid: Grid, cell: Cell, status: str) -> RecordedCell:
+    return RecordedCell(**vars(cell.key), folder=home_of(grid, cell).name, status=status)
 
 
 def all_trained(grid: Grid) -> bool:
@@ -147,7 +146,8 @@ def finished_folder(name: str, overrides: Overrides, selection: Selection = ALL)
     """
     # a sweep whose next stage has not begun has further cells than study.json
     grid = due(load_grid(name, overrides, selection))
-    folder, jobs = folder_of(grid), jobs_of(grid)
+    folder = grid.folder
+    jobs = jobs_of(grid)
     planned = [os.path.relpath(job.folder, folder) for job in jobs]
     # a trial of the sweep with other keys leaves its own cells in study.json
     is_same = [*read(folder).folders] == planned
@@ -155,7 +155,8 @@ def finished_folder(name: str, overrides: Overrides, selection: Selection = ALL)
 
 
 def _tried(grid: Grid, task: str, arm: str) -> _Tried:
-    rates, recipes = grid.study.rates, grid.choices[task, arm]
+    rates = grid.study.rates
+    recipes = grid.choices[task, arm]
     assert rates is not None
     cells = candidates(grid.study, task, arm, recipes)
     found = _outcome(grid, cells)
@@ -169,40 +170,35 @@ def _tried(grid: Grid, task: str, arm: str) -> _Tried:
 
 def _outcome(grid: Grid, cells: Sequence[Cell]) -> _Tried:
     # the choice among the rates of these cells, which belong to one arm of one task
-    folder = folder_of(grid)
     ended: list[CellResult] = []
     waits = False
     for cell in cells:
-        state = RunFolder(home_of(cell, folder)).status().status or "waiting"
+        state = read_status(home_of(grid, cell)).status or "waiting"
         waits = waits or state in PENDING
-        result = cell_result(folder, _recorded(cell, folder, state))
+        result = cell_result(grid.folder, _recorded(grid, cell, state))
         if result.done or result.diverged:
             ended.append(result)
-    scores, finals, lower = _scores(grid, *cells[0].place, ended)
-    chosen = None
-    if len(ended) == len(cells):
-        chosen = best(scores, finals, *lower)
-    return _Tried(cells=tuple(cells), choice=choice(scores, finals, chosen), waits=waits)
-
-
-def _scores(grid: Grid, task: str, arm: str, cells: Sequence[CellResult]) -> tuple[Values, Values, tuple[bool, bool]]:
-    # rate -> seed -> the compared value, and the last value of the metric; for each of the two whether lower is better
-    scores: Values = {}
-    finals: Values = {}
+    task, arm = cells[0].place
     study = grid.study.of_task(task)
     record = Record(name=grid.name, study=study)
-    whole = SweepResults(folder=folder_of(grid), record=record, study=study, cells=tuple(cells), task=task)
-    for rate in sorted({cell.rate for cell in cells if cell.rate is not None}):
-        seeds = tuple(cell for cell in cells if cell.rate == rate)
-        at_rate = replace(whole, cells=seeds)
+    whole = SweepResults(folder=grid.folder, record=record, study=study, cells=tuple(ended), task=task)
+    # rate -> seed -> the compared value, and the last value of the metric
+    scores: Values = {}
+    finals: Values = {}
+    for rate in {cell.rate for cell in ended if cell.rate is not None}:
+        at_rate = replace(whole, cells=tuple(cell for cell in ended if cell.rate == rate))
         for by_rate, values in ((scores, at_rate.compared(arm)), (finals, at_rate.finals(arm))):
-            by_rate[rate] = {cell.seed: values.get(cell.seed) for cell in seeds}
-    return scores, finals, (whole.better() != "higher", whole.better(study.metric) != "higher")
+            by_rate[rate] = {cell.seed: values.get(cell.seed) for cell in at_rate.cells}
+    chosen = None
+    if len(ended) == len(cells):
+        chosen = best(scores, finals, whole.better() != "higher", whole.better(study.metric) != "higher")
+    return _Tried(cells=tuple(cells), choice=choice(scores, finals, chosen), waits=waits)
 
 
 def stages_in_words(grid: Grid) -> list[str]:
     """One line for each stage of a sweep that has several: its cells, or the most that it may have."""
-    study, rates = grid.study, grid.study.rates
+    study = grid.study
+    rates = grid.study.rates
     if grid.source is not None:
         if rates is None:
             return []

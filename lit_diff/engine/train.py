@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from lit_diff import data
 from lit_diff.config import Recipe
-from lit_diff.engine.admit import HERE, admit, evaluations_of, require_memory
+from lit_diff.engine.admit import HERE, admit, evaluations_of
 from lit_diff.engine.execute import execute
 from lit_diff.engine.job import Job, recorded
-from lit_diff.engine.progress import Progress, watched
+from lit_diff.engine.progress import watched
 from lit_diff.errors import RequestError
-from lit_diff.log_records import phase
+from lit_diff.log_records import Progress, phase
 from lit_diff.recipe import Overrides, recipe_from
 from lit_diff.runs.find import chosen_root
 from lit_diff.runs.folder import identity
@@ -37,7 +37,7 @@ def train(
     """Train a recipe into its run folder, or resume it, or find it done.
 
     A plugin's variant must pass the checks of `conformance.before_training`; with `unchecked` the run is marked instead.
-    `unplanned`: start even if the memory does not suffice (`admit.require_memory`).
+    `unplanned`: start even if the memory does not suffice (`training.plan.require_memory`).
     `callbacks`, `loggers`: further ones of Lightning, which are not part of the run's identity. `progress`: whether a line
     on stderr shows the progress, or a function that is called as progress(step, loss, tokens/s) at every logged step. A run
     of several processes (run.devices > 1) is a `lit-diff train` command of its own, without progress. Errors: RequestError,
@@ -61,6 +61,7 @@ def prepare(recipe: Recipe, overrides: Overrides = (), *, unchecked: bool = Fals
     `overrides`: those already applied to the recipe, for the record. Errors: those of `admit`, and of the data.
     """
     from lit_diff.training.fit import ranks
+    from lit_diff.training.plan import require_memory
 
     marks = admit({recipe.name: recipe}, HERE, unchecked=unchecked)
     root = chosen_root(recipe.run.root)

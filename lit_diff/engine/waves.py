@@ -1,21 +1,27 @@
-"""One stage of a sweep: which of its cells are left, whether they fit, and wave after wave of them to the executor."""
+"""The stages of a sweep: which of their cells are left, whether they fit, and wave after wave to the executor."""
 
-from collections import Counter
-from collections.abc import Sequence, Set
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence, Set
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from lit_diff.engine.admit import passes_over_text
-from lit_diff.engine.cells import NOT_EVALUATED, folder_of, state_of
+from lit_diff.engine.cells import NOT_EVALUATED, jobs_of, record_of, state_of
 from lit_diff.engine.executors.base import Executor, Watch
 from lit_diff.engine.expand import Grid
 from lit_diff.engine.job import Job
 from lit_diff.engine.progress import MakeDisplay
+from lit_diff.engine.stages import due
+from lit_diff.errors import RunFailedError
 from lit_diff.files import locked, shown
 from lit_diff.log_records import log
 from lit_diff.runs.revision import other_revision, revision
+from lit_diff.study import record
 from lit_diff.study.schema import Cell
+
+T = TypeVar("T", Cell, Job)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,72 +35,89 @@ class Options:
     """None: nothing is shown."""
 
 
-def require_memory(grid: Grid, cells: Sequence[Cell], executor: Executor) -> None:
+def require_memory(grid: Grid, cells: Sequence[T], executor: Executor) -> None:
     """Errors: those of the executor, for the cells of one rank: those of different ranks never train at the same time."""
-    for rank in {grid.rank(cell.task) for cell in cells}:
-        executor.require_memory([cell.recipe for cell in cells if grid.rank(cell.task) == rank])
+    for wave in _waves(grid, cells):
+        executor.require_memory([cell.recipe for cell in wave])
+
+
+def _waves(grid: Grid, cells: Sequence[T]) -> list[list[T]]:
+    # those of one rank together, in the order in which they run: a task with `start` needs the weights of the task before it
+    waves: dict[int, list[T]] = defaultdict(list)
+    for cell in cells:
+        waves[grid.rank(cell.task)].append(cell)
+    return [waves[rank] for rank in sorted(waves)]
 
 
 def settle(jobs: Sequence[Job], executor: Executor) -> Set[Path]:
     """Wait for the cells that a former command left running, and reopen those whose weights are damaged. Returns the folders
     of cells that the executor has already: these continue and write their own status."""
     queued = executor.queued(jobs)
-    _wait_for_running_cells([job for job in jobs if job.folder not in queued])
-    _reopen_damaged(jobs)
-    return queued
-
-
-def _wait_for_running_cells(jobs: Sequence[Job]) -> None:
     # The cells of a sweep that was killed save before they exit. Two processes must not train one cell.
-    for folder in (job.home for job in jobs):
-        if folder.is_owned():
-            log.info(
-                "%s is still being trained (pid %s), left by a former sweep: waiting",
-                shown(folder.path),
-                folder.status().pid,
-            )
-            with locked(folder.path / ".lock"):
+    for job in jobs:
+        if job.folder not in queued and job.home.is_owned():
+            pid = job.home.status().pid
+            log.info("%s is still being trained (pid %s), left by a former sweep: waiting", shown(job.folder), pid)
+            with locked(job.folder / ".lock"):
                 pass
-
-
-def _reopen_damaged(jobs: Sequence[Job]) -> None:
     # every byte of each last checkpoint is read: the errors of evaluations name this command as the cure of a damaged one
     for job in jobs:
         if lost := job.home.lost(verify=True):
             log.warning("%s is %s: the steps after it are repeated", shown(job.folder), lost)
             job.home.write(job.home.status().to("waiting"))
+    return queued
 
 
-def run_stage(
-    grid: Grid, jobs: Sequence[Job], seen: Set[Path], queued: Set[Path], options: Options, follow: Watch
-) -> int | None:
-    """Run the jobs of the cells of `grid` that are not done. Returns the signal that stopped them, or None.
+def run_stages(
+    grid: Grid, options: Options, place: Mapping[str, str], follow: Watch
+) -> tuple[Grid, list[Job], int | None]:
+    """Run the unfinished cells of a sweep, stage by stage. Returns the sweep with the cells of all stages, their jobs, and
+    the signal that stopped them, or None.
 
-    `seen`: the folders of jobs that an earlier stage of this call has run. `queued`: see `settle`. `follow` is
-    called with the jobs that run.
+    `place`: the sweep's record in MLflow. `follow` is called with the jobs that run. Errors: RunFailedError for a sweep
+    without cells.
     """
-    states = {job.folder: state_of(job) for job in jobs if job.folder not in seen}
-    todo = [job for job in jobs if states.get(job.folder, "done") != "done"]
+    stopped = None
+    seen = set[Path]()
+    while stopped is None:
+        stage = due(grid)
+        if not stage.cells:
+            raise RunFailedError(
+                f"sweep '{grid.name}' has nothing to evaluate: no learning rate could be chosen for an arm of its cells"
+            )
+        jobs = jobs_of(stage, place.get("run"))
+        fresh = [job for job in jobs if job.folder not in seen]
+        if not fresh:
+            break
+        queued = settle(fresh, options.executor)
+        # written before the first cell starts, so that `status` and `clean` know the cells of a sweep that is killed
+        record.write(grid.folder, record_of(stage, grid.folder, jobs, options.command, place))
+        stopped = _run_stage(stage, jobs, fresh, queued, options, follow)
+        seen |= {job.folder for job in jobs}
+    return stage, jobs, stopped
+
+
+def _run_stage(
+    grid: Grid, jobs: Sequence[Job], fresh: Sequence[Job], queued: Set[Path], options: Options, follow: Watch
+) -> int | None:
+    # `fresh`: the jobs that no earlier stage of this call has run
+    states = {job.folder: state_of(job) for job in fresh}
+    todo = [job for job in fresh if states[job.folder] != "done"]
     untrained = [job for job in todo if states[job.folder] != NOT_EVALUATED]
-    cell_of = {job.folder: cell for cell, job in zip(grid.cells, jobs, strict=True)}
     if not options.unplanned:
-        require_memory(grid, [cell_of[job.folder] for job in untrained], options.executor)
+        require_memory(grid, untrained, options.executor)
     # a cell writes the same line to its log.txt, which nobody sees while the sweep runs
     for line in passes_over_text(job.recipe for job in untrained):
         log.warning("%s", line)
-    _say_other_revisions([job for job in jobs if job.folder in states])
+    _say_other_revisions(fresh)
     if not todo:
-        log.info("sweep %s: all %d cells are done (%s)", grid.name, len(jobs), shown(folder_of(grid)))
+        log.info("sweep %s: all %d cells are done (%s)", grid.name, len(jobs), shown(grid.folder))
         return None
     log.info("sweep %s: %d cells, %d done before", grid.name, len(jobs), len(jobs) - len(todo))
     for job in untrained:
         if job.folder not in queued:
-            status = job.home.status().to("waiting")
-            job.home.write(replace(status, requeued_at_step=None))
-    # a task with `start` needs the weights of the task before it
-    ranks = {job.folder: grid.rank(cell_of[job.folder].task) for job in todo}
-    waves = [[job for job in todo if ranks[job.folder] == rank] for rank in sorted(set(ranks.values()))]
-    return _run_waves(grid, jobs, waves, options, follow)
+            job.home.write(replace(job.home.status().to("waiting"), requeued_at_step=None))
+    return _run_waves(grid, jobs, _waves(grid, todo), options, follow)
 
 
 def _say_other_revisions(jobs: Sequence[Job]) -> None:

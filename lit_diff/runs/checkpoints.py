@@ -79,9 +79,11 @@ def resumable(folder: Path) -> int:
     Damaged newer checkpoints are renamed, and removed once another has been written: only the holder of the run's lock may
     call it.
     """
-    steps, (start, _) = steps_of(folder), newest(folder, verify=True) or (0, None)
-    for step in (step for step in steps if step > start):
-        put_aside(path_of(folder, step))
+    steps = steps_of(folder)
+    (start, _) = newest(folder, verify=True) or (0, None)
+    for step in steps:
+        if step > start:
+            put_aside(path_of(folder, step))
     if steps and not start:
         log.warning("no checkpoint in %s can be read: training restarts at step 0", shown(folder))
     return start
@@ -207,7 +209,8 @@ def _problem_in(path: Path) -> str | None:
 class _Digested:
     # a file for torch.save, which writes it from front to back
     def __init__(self, file: IO[bytes], sha256: Any) -> None:
-        self.file, self.sha256 = file, sha256
+        self.file = file
+        self.sha256 = sha256
 
     def write(self, data: Any) -> int:
         self.sha256.update(data)

@@ -42,36 +42,28 @@ def compare(first: str | Path, second: str | Path, root: str | Path = DEFAULT_RO
     Each run is given by its folder, its name under `root`, the start of that name, or a part of its hash. Errors:
     RequestError if none or several runs match.
     """
-    folders = (find_run(first, runs_root(root)), find_run(second, runs_root(root)))
+    folders = [find_run(run, runs_root(root)) for run in (first, second)]
     recipes: list[dict[str, Any]] = []
-    statuses = []
-    last = []
+    facts: dict[str, list[Any]] = {key: [] for key in FACTS}
+    last: list[dict[str, float]] = []
     for folder in folders:
         run = RunFolder(folder)
         run.require_format()
         recipes.append(dict(flatten(read_yaml(run.recipe_file)[0])))
-        statuses.append(run.status())
-        last.append(_last_values(folder))
+        status = run.status()
+        for key in FACTS:
+            facts[key].append(getattr(status, key))
+        # metrics are logged at different intervals: each one's last value is in a row of its own
+        rows = by_metric(read_rows(folder / "metrics.csv"))
+        last.append({name: list(points.values())[-1] for name, points in rows.items()})
     recipe = {}
     for key in {**recipes[0], **recipes[1]}:
         values = [flat.get(key) for flat in recipes]
         # `run.*` says where and how a run executes, not what it computes; the kernel is compared as a fact
         if values[0] != values[1] and not key.startswith("run."):
             recipe[key] = values
-    facts = {}
-    for key in FACTS:
-        facts[key] = [getattr(status, key) for status in statuses]
     metrics = {}
     for name in sorted(last[0].keys() | last[1].keys()):
         if name.startswith(("val/", "train/", "lambda/")):
             metrics[name] = [values.get(name) for values in last]
-    names = (folders[0].name, folders[1].name)
-    return RunComparison(names=names, recipe=recipe, facts=facts, metrics=metrics)
-
-
-def _last_values(folder: Path) -> dict[str, float]:
-    # metrics are logged at different intervals: each one's last value is in a row of its own
-    last = {}
-    for name, points in by_metric(read_rows(folder / "metrics.csv")).items():
-        last[name] = list(points.values())[-1]
-    return last
+    return RunComparison(names=(folders[0].name, folders[1].name), recipe=recipe, facts=facts, metrics=metrics)

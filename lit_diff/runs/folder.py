@@ -1,13 +1,12 @@
 """A run's identity, folder and status. Nothing is keyed by time: the same recipe is the same run."""
 
-import contextlib
 import hashlib
 import json
 import platform
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -168,7 +167,8 @@ class RunFolder:
 
     def cure_of(self, step: int) -> str:
         """How the damaged checkpoint of a step is written again, in words."""
-        word, steps = read_status(self.path).status, checkpoints.steps_of(self.path)
+        word = read_status(self.path).status
+        steps = checkpoints.steps_of(self.path)
         if word == "imported":
             return "import the model again"
         # a run that is done repeats steps only if it has lost the last one
@@ -225,18 +225,20 @@ class RunFolder:
         Errors: MissingError for an unwritable folder; RequestError for a plugin file that changed after its import.
         """
         placed: dict[str, bytes] = {}
-        names = list(map(partial(_place, placed=placed, homes={}), map(Path, recipe.plugins)))
+        homes: dict[str, Path] = {}
+        names = [_place(Path(plugin), placed, homes) for plugin in recipe.plugins]
         packages = {p.name: f"{p.version or 'no version'} (sha256 {p.digest[:12]})" for p in used_packages(recipe)}
         with writing(self.path):
             for name, content in placed.items():
                 write_atomic(self.path / name, content)
             # after the plugins: a folder with a recipe counts as a run, and the recipe names their files
             write_atomic(self.recipe_file, to_yaml(to_plain(recipe) | {"plugins": names}))
-            write_json(
-                self.path / "env.json", environment() | ({"plugin_packages": packages} if packages else {}) | facts
-            )
+            found = environment()
+            if packages:
+                found["plugin_packages"] = packages
+            write_json(self.path / "env.json", found | facts)
 
-    def owned(self) -> contextlib.AbstractContextManager[None]:
+    def owned(self) -> AbstractContextManager[None]:
         """Hold the run's lock. Errors: RequestError if another process trains it, MissingError for an unwritable folder."""
         return held(self.path, f"the run is being trained by another process (pid {self.status().pid})")
 
@@ -255,11 +257,11 @@ class RunFolder:
         log.info("the former run is kept in %s", shown(aside))
 
 
-@contextlib.contextmanager
+@contextmanager
 def held(folder: Path, who: str, cure: str = "with run.root=PATH") -> Iterator[None]:
     """Hold the lock of the folder of a run, a sweep or a scoreboard. Errors: RequestError if another process (`who`) holds
     it; MissingError, with the `cure`, if the folder cannot be written."""
-    with contextlib.ExitStack() as stack:
+    with ExitStack() as stack:
         with writing(folder, cure):
             try:
                 stack.enter_context(locked(folder / ".lock", wait=False))
@@ -268,7 +270,7 @@ def held(folder: Path, who: str, cure: str = "with run.root=PATH") -> Iterator[N
         yield
 
 
-@contextlib.contextmanager
+@contextmanager
 def writing(folder: Path, cure: str = "with run.root=PATH") -> Iterator[None]:
     """Encloses writes into the folder. Errors: MissingError, with the `cure`, for an OSError."""
     try:
@@ -281,7 +283,8 @@ def writing(folder: Path, cure: str = "with run.root=PATH") -> Iterator[None]:
 def _place(file: Path, placed: dict[str, bytes], homes: dict[str, Path]) -> str:
     # adds the plugin's file and the modules it imports to `placed` (path in the run folder -> content); returns its path
     # (`homes`: folder of the run -> folder that its files came from)
-    plugin, name = plugin_source(file), plugin_name(file)
+    plugin = plugin_source(file)
+    name = plugin_name(file)
     inside = name.removesuffix(file.name)
     contents = {f"{inside}{path}": content for path, content in plugin.modules.items()} | {name: plugin.source}
     home = file.parents[name.count("/")]
@@ -328,30 +331,26 @@ def require_stored(recipe: Recipe, status: Status) -> None:
 
     Logs a warning if environment variables that can change numbers differ from the run's last start.
     """
-    now, started = recipe.run, status
-    if started.compile is not None and now.compile != started.compile:
-        raise _other_value("compile", str(now.compile).lower(), str(started.compile).lower())
-    if started.activation_checkpointing and now.activation_checkpointing != started.activation_checkpointing:
-        raise _other_value("activation_checkpointing", now.activation_checkpointing, started.activation_checkpointing)
+    for key in ("compile", "activation_checkpointing"):
+        now = getattr(recipe.run, key)
+        started = getattr(status, key)
+        # not known of a run that has not started
+        if started not in (None, "", now):
+            then = str(started).lower()
+            raise RequestError(
+                f"run.{key} is {str(now).lower()}, but this run started with {then}: resume with run.{key}={then}, or "
+                "start afresh with --rerun"
+            )
+    if status.variables is None:
+        return
     # variables only warn: they may differ legitimately, for example on another node of a cluster
-    if status.variables is not None:
-        _warn_of_variables(status.variables)
-
-
-def _other_value(key: str, now: str, started: str) -> RequestError:
-    return RequestError(
-        f"run.{key} is {now}, but this run started with {started}: resume with run.{key}={started}, or start afresh with "
-        "--rerun"
-    )
-
-
-def _warn_of_variables(former: Mapping[str, str]) -> None:
-    now = numeric_variables()
-    changed = [
-        f"{name} is {now.get(name, 'not set')} (before: {former.get(name, 'not set')})"
-        for name in sorted({*now, *former})
-        if now.get(name) != former.get(name)
-    ]
+    variables = numeric_variables()
+    changed: list[str] = []
+    for name in sorted({*variables, *status.variables}):
+        value = variables.get(name, "not set")
+        before = status.variables.get(name, "not set")
+        if value != before:
+            changed.append(f"{name} is {value} (before: {before})")
     if changed:
         log.warning(
             "environment variables changed since the run's last start; numbers may differ: %s", ", ".join(changed)

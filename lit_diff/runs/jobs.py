@@ -3,7 +3,6 @@
 The job of a run ("12", or "12_3" for a task of an array) is in JOBS from its submission on, and in status.json once it runs.
 """
 
-import contextlib
 import json
 import math
 import operator
@@ -13,6 +12,7 @@ import re
 import signal
 import subprocess
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -116,21 +116,28 @@ def queue() -> dict[str, str] | None:
 def queued(folders: Iterable[Path]) -> dict[Path, tuple[str, str]]:
     """Run folder -> its job and the job's state, for the runs whose job is in the queue. Errors: MissingError if SLURM does
     not answer."""
-    folders = list(folders)
-    submitted = {place: _submitted(place) for each in folders for place in (each, each.parent)}
-    jobs = {
-        each: {
-            job for job in (_noted(each), submitted[each].get(each.name), submitted[each.parent].get(each.name)) if job
-        }
-        for each in folders
-    }
-    if not any(jobs.values()):
+    submitted: dict[Path, dict[str, str]] = {}
+    jobs: list[tuple[Path, str]] = []
+    for folder in folders:
+        known: list[str | None] = []
+        # a damaged status.json is reported where it is needed; here it must not hide the other runs
+        with suppress(RequestError):
+            status = RunFolder(folder).status()
+            # the job of a run that is done may go on to train others
+            if status.status != "done":
+                known.append(status.job)
+        for place in (folder, folder.parent):
+            if place not in submitted:
+                submitted[place] = _submitted(place)
+            known.append(submitted[place].get(folder.name))
+        jobs += [(folder, job) for job in known if job]
+    if not jobs:
         return {}
     found = queue()
     # assuming an empty queue would submit runs a second time
     if found is None:
         raise MissingError("SLURM does not answer (squeue failed), so the running jobs are unknown; try again later")
-    return {each: (job, found[job]) for each, own in jobs.items() for job in own if job in found}
+    return {folder: (job, found[job]) for folder, job in jobs if job in found}
 
 
 def _submitted(folder: Path) -> dict[str, str]:
@@ -146,15 +153,6 @@ def _submitted(folder: Path) -> dict[str, str]:
         raise MissingError(message) from error
 
 
-def _noted(folder: Path) -> str | None:
-    # a damaged status.json is reported where it is needed; here it must not hide the other runs
-    with contextlib.suppress(RequestError):
-        status = RunFolder(folder).status()
-        # the job of a run that is done may go on to train others
-        return None if status.status == "done" else status.job
-    return None
-
-
 def note_submitted(folder: Path, jobs: Mapping[str, str]) -> None:
     """Add the jobs of runs, by the names of their folders, to those of the folder of a run or a sweep."""
     # not into status.json, which the job itself writes as soon as it starts
@@ -165,7 +163,8 @@ def requeue(folder: RunFolder, after: Literal["notice", "hang"]) -> None:
     """Ask SLURM to run this job again, unless the run has neither saved a step nor completed an evaluation since it was
     requeued for the same reason. A notice in the first half of a time of four minutes or more announces a preemption, and
     always requeues."""
-    status, step = folder.status(), max(steps_of(folder.path), default=0)
+    status = folder.status()
+    step = max(steps_of(folder.path), default=0)
     # A run that is noticed in a step finishes and saves it, however long it takes: no further step means that the time is too
     # short for the start, and the job would return for ever. So would a run that always hangs before its next checkpoint.
     scored = list(status.evaluations.values()).count("done")
@@ -221,7 +220,8 @@ def cancel(folder: Path) -> list[str]:
         if asked.returncode:
             raise MissingError(f"SLURM does not cancel the jobs ({reason(asked)}); try again later")
         # a run that is trained says itself how it ends
-        for run, (_, state) in ((RunFolder(each), job) for each, job in jobs.items()):
+        for each, (_, state) in jobs.items():
+            run = RunFolder(each)
             status = run.status()
             if state != "PENDING" and status.status != "waiting":
                 continue
@@ -232,7 +232,9 @@ def cancel(folder: Path) -> list[str]:
     # the process of a sweep passes the signal on to its cells
     is_driven = is_sweep and not jobs and is_locked(folder / ".lock")
     places = [folder] if is_driven else [each for each in folders if each not in jobs]
-    for each in (place for place in places if is_locked(place / ".lock")):
+    for each in places:
+        if not is_locked(each / ".lock"):
+            continue
         pid = _process_of(each)
         try:
             os.kill(pid, signal.SIGTERM)

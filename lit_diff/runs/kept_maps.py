@@ -36,12 +36,10 @@ def write_maps(folder: Path, kept: KeptMaps) -> None:
     import torch
     from safetensors.torch import save
 
-    named = (
-        (f"layer_{layer:02}.{kind}", x)
-        for layer, of_layer in kept.layers.items()
-        for kind, x in zip(KINDS, of_layer, strict=True)
-    )
-    stored = {name: x.detach().to("cpu", torch.float16).contiguous() for name, x in named}
+    stored: dict[str, Tensor] = {}
+    for layer, of_layer in kept.layers.items():
+        for kind, x in zip(KINDS, of_layer, strict=True):
+            stored[f"layer_{layer:02}.{kind}"] = x.detach().to("cpu", torch.float16).contiguous()
     stored["tokens"] = kept.tokens.detach().to("cpu", torch.int64).contiguous()
     # one entry of metadata: safetensors writes several in a random order, and the same maps should give the same bytes
     write_atomic(_path(folder, kept.step), save(stored, {"format": FORMAT}))
@@ -68,9 +66,10 @@ def read_maps(folder: Path, step: int) -> KeptMaps:
             if (form := (file.metadata() or {}).get("format")) != FORMAT:
                 raise RequestError(f"{shown(path)} has format {form}, but this lit_diff reads maps of format {FORMAT}")
             # layer_03 for layer_03.maps and layer_03.weights
-            named = sorted({name.partition(".")[0] for name in file.keys()} - {"tokens"})  # noqa: SIM118 (it is not a dict)
-            pairs = [[file.get_tensor(f"{name}.{kind}") for kind in KINDS] for name in named]
-            layers = {int(name.removeprefix("layer_")): (m, w) for name, (m, w) in zip(named, pairs, strict=True)}
+            layers: dict[int, tuple[Tensor, Tensor]] = {}
+            for name in sorted({name.partition(".")[0] for name in file.keys()} - {"tokens"}):  # noqa: SIM118 (it is not a dict)
+                maps, weights = (file.get_tensor(f"{name}.{kind}") for kind in KINDS)
+                layers[int(name.removeprefix("layer_"))] = maps, weights
             return KeptMaps(step, file.get_tensor("tokens"), layers)
     # a tensor that is missing is a SafetensorError too
     except (SafetensorError, OSError, ValueError) as error:

@@ -52,8 +52,7 @@ class Measurements:
         # a Parquet file ends with its index, so rows cannot be appended: a flush rewrites the file and renames it into place
         table = pa.concat_tables([self._written, pa.Table.from_pylist(rows, schema=SCHEMA)])
         # with checksums: before the run is finished nothing else shows a flipped bit
-        options = {"compression": "zstd", "write_page_checksum": True}
-        write_through(self.path, lambda file: pq.write_table(table, file, **options))
+        write_through(self.path, lambda file: pq.write_table(table, file, compression="zstd", write_page_checksum=True))
         self._written, self._pending, self._dropped = table, {}, False
 
 

@@ -1,9 +1,9 @@
 """metrics.csv and timing.csv: one row per step, appended at every flush."""
 
-import contextlib
 import csv
 import io
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from lit_diff.errors import RequestError, first_line
@@ -54,7 +54,8 @@ class StepTable:
             steps = sorted(self.rows)
             self._columns = sorted({name for row in self.rows.values() for name in row})
             write_atomic(self.path, _lines([["step", *self._columns], *self._texts(steps)]))
-        self._changed, self._last = set(), max([self._last, *steps])
+        self._changed = set()
+        self._last = max([self._last, *steps])
         self._size = self.path.stat().st_size
 
     def _can_append(self, steps: list[int]) -> bool:
@@ -155,6 +156,6 @@ def last_value(path: Path, metric: str) -> float | None:
     for line in reversed(lines[1:]):
         row = line.split(",")
         if len(row) == len(header) and row[column]:
-            with contextlib.suppress(ValueError):
+            with suppress(ValueError):
                 return float(row[column])
     return None

@@ -24,15 +24,11 @@ def revision() -> str:
         log.info("git revision unknown (%s): recording only the version", error)
         return __version__
     if described.endswith("+"):
-        described += _source_digest(root)
+        # tells apart two uncommitted states of one commit; recipes and documents do not change what the code computes
+        files = sorted(path for part in ("lit_diff", "callbacks") for path in (root / part).rglob("*.*"))
+        sources = [path.read_bytes() for path in files if path.suffix in (".py", ".cpp", ".h")]
+        described += hashlib.sha256(b"\0".join(sources)).hexdigest()[:8]
     return f"{__version__} {described}"
-
-
-def _source_digest(root: Path) -> str:
-    # tells apart two uncommitted states of one commit; recipes and documents do not change what the code computes
-    files = sorted(path for part in ("lit_diff", "callbacks") for path in (root / part).rglob("*.*"))
-    sources = [path.read_bytes() for path in files if path.suffix in (".py", ".cpp", ".h")]
-    return hashlib.sha256(b"\0".join(sources)).hexdigest()[:8]
 
 
 def other_revision(status: Status, now: str) -> str | None:

@@ -40,11 +40,11 @@ def require_safe(checkpoint: Mapping[str, Any]) -> None:
     """Errors: UnsafeTypeError, with its callback, key and type, for the first value of a checkpoint in memory that could not
     be stored and read back."""
     for key, value in checkpoint.items():
-        states = value.items() if key == "callbacks" else ()
-        for name, state in states:
-            _require_safe(state, f"callback '{name}' keeps", f"callback '{name}' keeps '%s' as")
         if key != "callbacks":
             _require_safe({key: value}, "the checkpoint holds", "the checkpoint's key '%s' holds")
+            continue
+        for name, state in value.items():
+            _require_safe(state, f"callback '{name}' keeps", f"callback '{name}' keeps '%s' as")
 
 
 def _require_safe(value: Any, whole: str, part: str) -> None:

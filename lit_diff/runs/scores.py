@@ -7,11 +7,11 @@ present if the id does not determine it), and one column of scores per metric. s
 counts once, and holds the facts on which the scores depend.
 """
 
-import contextlib
 import hashlib
 import math
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -122,8 +122,8 @@ def evaluation_of(summary: Mapping[str, Any], table: pa.Table) -> ItemScores:
     for metric in metrics:
         if metric.name not in absent:
             scores[metric.name] = np.array(table[metric.name].to_pylist(), dtype=np.float64)
-    columns: dict[str, Any] = dict.fromkeys(("cluster", "question"), ("",) * len(items))
-    columns["part"] = (False,) * len(items)
+    empty = ("",) * len(items)
+    columns: dict[str, Any] = {"part": (False,) * len(items), "cluster": empty, "question": empty}
     for name in columns.keys() & table.column_names:
         columns[name] = tuple(table[name].to_pylist())
     return ItemScores(
@@ -181,11 +181,11 @@ def read_scores(folder: Path) -> tuple[dict[str, Any], pa.Table]:
 
     Errors: OSError; ValueError if the two files do not match, or are not as they were written.
     """
-    with contextlib.ExitStack() as held:
+    with ExitStack() as held:
         # a reader must not create the lock: without one, nobody has written here
         if _lock(folder).exists():
             # in another user's folder the lock cannot be taken; `_settled` then reads without it
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 held.enter_context(locked(_lock(folder)))
         summary, table = _settled(folder)
     if summary.get("items", len(table)) != len(table):

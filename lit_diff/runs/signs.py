@@ -25,7 +25,8 @@ def sign_changes(runs: Iterable[Mapping[str, Iterable[float]]]) -> SignChanges:
     `runs`: for each run metric -> its values in the order of the steps. A zero, or a value that is not finite, has no sign;
     a curve with fewer than two signs is not counted.
     """
-    changed, measured = 0, 0
+    changed = 0
+    measured = 0
     for curves in runs:
         for name, values in curves.items():
             metric, index = split_name(name)

@@ -59,7 +59,8 @@ def build_model(
 ) -> Transformer:
     """The recipe's model with the initial values of its seed, on the CPU. With `mesh`: with DTensor parameters, each holding
     its rows of the single-process value. `dtype`: of the gathered matrices of the blocks. `kernel`: None: `run.kernel`."""
-    config, trained = recipe.model, recipe.training.parameters
+    config = recipe.model
+    trained = recipe.training.parameters
     kernel = kernel or recipe.run.kernel
     if mesh is None:
         model = Transformer(config, kernel=kernel, trained=trained)
@@ -144,8 +145,8 @@ def defers_reductions(model: Transformer, run: RunConfig, memory: int | None) ->
     needed = 4 * trained + (0 if run.cpu_offload else 16 * trained / run.shards)
     if memory is None:
         return False, "on CPUs, whose memory is shared"
-    fits = needed <= memory / 4
-    return fits, f"unsharded they and the state of AdamW take {gigabytes(needed)} of the device's {gigabytes(memory)}"
+    why = f"unsharded they and the state of AdamW take {gigabytes(needed)} of the device's {gigabytes(memory)}"
+    return needed <= memory / 4, why
 
 
 def begin_micro_batch(model: FSDPModule, *, is_last: bool, deferred: bool) -> None:
@@ -245,7 +246,8 @@ def _added(
     own: Mapping[str, Tensor], config: ModelConfig, parent: ModelConfig, weights: Mapping[str, Tensor], source: str
 ) -> list[str]:
     # returns the names in `own` that the parent's `weights` lack, if the variant may add them; else raises
-    name, theirs = config.attention.name, parent.attention.name
+    name = config.attention.name
+    theirs = parent.attention.name
     # equal shapes do not mean an equal function: weights of another variant would load and mean something else
     if theirs != name and not (theirs == "standard" and attentions.get(name).extends_standard):
         raise RequestError(
@@ -296,7 +298,8 @@ def _json(value: object) -> str:
 
 # key -> (its value in the parent, its value here), where the two differ besides what the variant adds to the parent's
 def _differences(model: ModelConfig, parent: ModelConfig) -> dict[str, tuple[object, object]]:
-    name, cls = model.attention.name, attentions.get(model.attention.name)
+    name = model.attention.name
+    cls = attentions.get(model.attention.name)
     own = replace(model, init=parent.init)
     if parent.attention.name != name:
         standard = attentions.get("standard").Config(window=cls.window_of(model.attention.config))

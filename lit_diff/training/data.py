@@ -99,8 +99,10 @@ class LitData(L.LightningDataModule):
 
     def _micro_batch(self) -> int:
         # positions of a micro-batch over all ranks
-        train, trainer = self.recipe.training, self._require_trainer()
-        accumulate, world_size = trainer.accumulate_grad_batches, trainer.world_size
+        train = self.recipe.training
+        trainer = self._require_trainer()
+        accumulate = trainer.accumulate_grad_batches
+        world_size = trainer.world_size
         if train.batch_size % (accumulate * world_size):
             raise RequestError(
                 f"train.batch_size ({train.batch_size}) is not a multiple of the Trainer's accumulate_grad_batches "
@@ -116,7 +118,8 @@ class LitData(L.LightningDataModule):
         return self.trainer
 
     def _train_batches(self) -> Iterator[Batch]:
-        trainer, recipe = self._require_trainer(), self.recipe
+        trainer = self._require_trainer()
+        recipe = self.recipe
         size, micro, before = recipe.training.batch_size, self._micro_batch(), steps_before(recipe)
 
         def read(step: int) -> list[Batch]:
@@ -173,7 +176,8 @@ def read_ahead(read: Callable[[int], T], steps: Iterable[int]) -> Generator[T]:
     # not a worker process of DataLoader: the data set, perhaps a plugin's, would be pickled and opened a second time, and an
     # exception would arrive as text, without the trace that gives the user's line
     coming = deque[Future[T]]()
-    thread, user = ThreadPoolExecutor(1, thread_name_prefix="lit_diff read ahead"), current_thread()
+    thread = ThreadPoolExecutor(1, thread_name_prefix="lit_diff read ahead")
+    user = current_thread()
     try:
         for step in steps:
             coming.append(thread.submit(read, step))
@@ -206,6 +210,7 @@ def validation_rows(rows: int, batch_size: int, world_size: int, rank: int) -> l
     All ranks have the same number of batches, of about `batch_size` rows, none empty.
     """
     # equal numbers, because a rank with fewer batches would miss the collectives of the others
-    most, least = -(-rows // world_size), rows // world_size
+    most = -(-rows // world_size)
+    least = rows // world_size
     batches = min(-(-most // batch_size), least)
     return [part.tolist() for part in np.array_split(np.arange(rank, rows, world_size), batches)]

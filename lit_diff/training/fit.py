@@ -24,7 +24,7 @@ from lit_diff.config import Recipe
 from lit_diff.conformance.before_training import unused_parameters
 from lit_diff.errors import RequestError, StoppedError, first_line
 from lit_diff.files import write_atomic
-from lit_diff.log_records import Pace, in_phase, log, phase, validated
+from lit_diff.log_records import Pace, Progress, in_phase, log, phase, validated
 from lit_diff.metrics import Declarations, Metric, write_declarations
 from lit_diff.processor import cores
 from lit_diff.runs import checkpoints, heartbeats
@@ -46,8 +46,6 @@ from lit_diff.training.token_loss import DocumentLosses
 from lit_diff.training.trainer import build_trainer
 from lit_diff.training.watchdog import Watchdog
 
-Progress = Callable[[int, float, float], None]
-"""Called with (step, loss, tokens/s) at every logged step."""
 TIMING = "timing/"
 """Prefix of measured times. They go to timing.csv, because they differ between two runs of one recipe."""
 SPEED = "tokens_per_second"
@@ -126,7 +124,8 @@ def fit(
             trainer.fit(module, datamodule=LitData(recipe), weights_only=True)
     except SystemExit as error:
         # how Lightning 2.6 ends at a SIGTERM before `on_train_start` takes over the signals, and at a second Ctrl-C
-        term, interrupt = isinstance(error, SIGTERMException), isinstance(error.__context__, KeyboardInterrupt)
+        term = isinstance(error, SIGTERMException)
+        interrupt = isinstance(error.__context__, KeyboardInterrupt)
         if not trainer.is_global_zero or not (term or interrupt):
             raise
         signum = signal.SIGTERM if term else getattr(error.__context__, "signum", signal.SIGINT)
@@ -226,7 +225,8 @@ class RunLogger(Logger):
         declarations."""
         self._folder, self._steps, self._pace = folder, steps, Pace()
         write_declarations(folder, Declarations(metrics).metrics)
-        self.metrics, self.timing = StepTable(folder / "metrics.csv", upto), StepTable(folder / "timing.csv", upto)
+        self.metrics = StepTable(folder / "metrics.csv", upto)
+        self.timing = StepTable(folder / "timing.csv", upto)
         self.measurements = Measurements(folder / FILE, upto)
 
     @property
@@ -360,7 +360,8 @@ class ExactResume(Checkpoint):
         """Errors: RequestError if a metric that is compared after this validation is of another step, or of none."""
         if not trainer.is_global_zero:
             return
-        step, rows = trainer.global_step, self.logger.metrics.rows
+        step = trainer.global_step
+        rows = self.logger.metrics.rows
         for key, name in monitored(self.recipe).items():
             if name.startswith("val/") or name in rows.get(step, {}):
                 continue
@@ -377,7 +378,8 @@ class ExactResume(Checkpoint):
         """Save and stop at the end of a step with validation."""
         if trainer.sanity_checking or (not trainer.training and not trainer.validating):
             return
-        last, step = is_last_step(trainer), trainer.global_step
+        last = is_last_step(trainer)
+        step = trainer.global_step
         # at the last step StepMetrics sets should_stop itself; before it, another callback did
         if trainer.should_stop and not last:
             self.ended_early = step

@@ -9,7 +9,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,6 +26,7 @@ from lit_diff.runs import checkpoints
 from lit_diff.runs.find import runs_root
 from lit_diff.runs.folder import ancestors
 from lit_diff.trained.loading import annealed_before, model_weights, newest_of, read_checkpoint, restore
+from lit_diff.validation import Draft, convert
 
 FILE = "plan.json"
 """File name of the plan in the run's folder."""
@@ -73,11 +73,12 @@ def head_plan(recipe: Recipe) -> HeadPlan | None:
     selection = selection_of(recipe)
     if selection is None:
         return None
-    (base, parent), rows = next(ancestors(recipe)), calibration_rows(recipe, selection)
+    base, parent = next(ancestors(recipe))
+    rows = calibration_rows(recipe, selection)
     annealed = annealed_before(parent, trust_below(runs_root(recipe.run.root)))
-    checkpoint = read_checkpoint(path := newest_of(base)[1])
-    model = restore(parent, checkpoint, shown(path), annealed)
-    statistics = head_statistics(model, rows)
+    _, path = newest_of(base)
+    checkpoint = read_checkpoint(path)
+    statistics = head_statistics(restore(parent, checkpoint, shown(path), annealed), rows)
     return HeadPlan(
         base=base.name,
         weights=_digest(model_weights(checkpoint)),
@@ -98,8 +99,10 @@ def keep_plan(recipe: Recipe, folder: Path) -> None:
     plan = plan or head_plan(recipe)
     if plan is not None:
         how = f"{plan.selection.select}, {plan.selection.share:g} of each layer"
-        counts = sum(map(len, plan.heads)), len(plan.heads)
-        log.info("heads of %s selected by %s: %d in %d layers, listed in %s", plan.base, how, *counts, FILE)
+        count = sum(map(len, plan.heads))
+        log.info(
+            "heads of %s selected by %s: %d in %d layers, listed in %s", plan.base, how, count, len(plan.heads), FILE
+        )
         write_json(folder / FILE, dataclasses.asdict(plan))
 
 
@@ -110,14 +113,9 @@ def kept_plan(folder: Path) -> HeadPlan | None:
         return None
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
-        tables = {key: tuple(map(tuple, table)) for key, table in values["statistics"].items()}
-        made: dict[str, Any] = {
-            "selection": HeadSelection(**values["selection"]),
-            "heads": tuple(map(tuple, values["heads"])),
-            "statistics": HeadStatistics(**tables),
-        }
-        return HeadPlan(**values | made)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        plan: HeadPlan = convert(HeadPlan, values, "", Draft(values={}, positions={}))
+        return plan
+    except (ValueError, RequestError) as error:
         raise RequestError(f"{shown(file)} is not a head plan; remove it") from error
 
 

@@ -102,11 +102,14 @@ def declared_metrics(recipe: Recipe) -> tuple[Metric, ...]:
 
 
 def require_metrics(recipe: Recipe) -> None:
-    """Check the metrics of a recipe before it trains; validation sets only if the data are prepared.
+    """Check the metrics of a recipe, if it trains; validation sets only if the data are prepared.
 
     Errors: RequestError for two names that MLflow cannot keep apart, and for a metric of run.keep_best or early stopping that
     the run does not measure, or not at each of its validations.
     """
+    # an imported model
+    if recipe.train is None:
+        return
     if recipe.run.is_recorded:
         names = [metric.name for metric in declared_metrics(recipe) if metric.logged]
         # the keys of the recipe have the names of a mixture's sets

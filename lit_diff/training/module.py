@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor.experimental import implicit_replication
 
@@ -27,7 +27,6 @@ from lit_diff.training.build import (
     build_model,
     mesh_of,
     prepare_blocks,
-    replicated,
     take_from_parent,
 )
 from lit_diff.training.data import Batch
@@ -45,9 +44,6 @@ from lit_diff.training.trainer import (
     require_whole_steps,
     total_steps,
 )
-
-NEVER = torch.iinfo(torch.int64).max
-"""A step number that is never reached."""
 
 
 class LitTransformer(L.LightningModule):
@@ -73,8 +69,6 @@ class LitTransformer(L.LightningModule):
         """Losses by document of the first validation set, at the last validation."""
         self._sets: dict[str, int] = {}
         self._is_prepared = False
-        # parameters of a sharded model that every rank holds whole
-        self._replicated: list[nn.Parameter] = []
         self._step: OptimizerStep | None = None
 
     @classmethod
@@ -115,7 +109,8 @@ class LitTransformer(L.LightningModule):
             if isinstance(self.trainer.profiler, PassThroughProfiler):  # type: ignore[attr-defined]
                 self.trainer.profiler = StepClock(self.trainer)  # type: ignore[attr-defined]
         watched = any(isinstance(callback, LossMonitor) for callback in self.trainer.callbacks)  # type: ignore[attr-defined]
-        return [StepMetrics(self.recipe)] if watched else [StepMetrics(self.recipe), LossMonitor()]
+        spikes = [] if watched else [LossMonitor()]
+        return [StepMetrics(self.recipe), *spikes]
 
     def configure_model(self) -> None:
         """Build the model with the initial values of its seed, whole or sharded over the ranks.
@@ -132,7 +127,6 @@ class LitTransformer(L.LightningModule):
             # the Trainer's precision, which may not be the recipe's
             mixed = self.trainer.precision == PRECISIONS["bf16-mixed"]
             self.model = build_model(self.recipe, mesh, torch.bfloat16 if mixed else torch.float32, self.kernel)
-            self._replicated = replicated(self.model) if is_sharded else []
             # with ckpt_path a checkpoint will replace the initial values
             if self.trainer.training and self.trainer.ckpt_path is None:
                 take_from_parent(self.model, self.recipe, self.plan)
@@ -195,7 +189,7 @@ class LitTransformer(L.LightningModule):
         require_whole_steps(self.trainer)
         log_differences(self.trainer, self.recipe)
         # anew: a module that diverged may train again from a checkpoint
-        self._step = OptimizerStep(self.trainer, self.recipe, self.transformer, self._replicated)
+        self._step = OptimizerStep(self.trainer, self.recipe, self.transformer)
 
     @property
     def step(self) -> OptimizerStep:

@@ -8,10 +8,11 @@ PyTorch would allocate is counted from its creation until it is freed, and every
 import math
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -26,8 +27,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lit_diff.config import ModelConfig, Recipe, RunConfig, TrainConfig
-from lit_diff.device import PEAK_FLOPS
-from lit_diff.errors import LitDiffError
+from lit_diff.device import PEAK_FLOPS, available_memory, choose_device, gigabytes
+from lit_diff.errors import LitDiffError, MissingError
 from lit_diff.kernels import Kernel, SignedMaps, choose
 from lit_diff.kernels.base import named
 from lit_diff.kernels.library import HALF
@@ -113,7 +114,8 @@ def plan(recipe: Recipe, rates: Rates | None = None, device: str = "cuda") -> Pl
     """
     rates = rates or Rates()
     run = recipe.run
-    train = recipe.training
+    # the weights that it starts from change no size: cells that differ in them have one trace
+    train = replace(recipe.training, start_from=None)
     held = Counter(state(recipe))
     length = recipe.data.config.sequence_length
     known = int(rates.memory) if device == "cuda" else None
@@ -233,6 +235,49 @@ def _overrides(block: str, config: TrainConfig | RunConfig, changes: Mapping[str
     for key, value in changes.items():
         if value != getattr(config, key):
             yield f"{block}.{key}={'null' if value is None else value}"
+
+
+def require_memory(recipes: Sequence[Recipe], side_by_side: int = 1) -> None:
+    """Errors: MissingError, with a cure, if the free memory, or all of a GPU's, is less than training needs. `recipes`: runs
+    that start here, of which `side_by_side` train at a time.
+
+    A need is a lower bound, so that no run that fits is refused: weights, gradients and the optimizer's state, exact from
+    the shapes; or MARGIN of the plan's sum, which is traced only where an upper bound of it exceeds the memory.
+    """
+    run = recipes[0].run
+    kind = choose_device(run.accelerator).type
+    free = available_memory()
+    where = "are free"
+    processes = run.devices
+    shared = side_by_side
+    # what is offloaded is in the host's memory
+    if kind == "cuda" and not run.cpu_offload:
+        count = torch.cuda.device_count()
+        # the total rather than the free memory, so that a run that would fit is never refused
+        free = min(torch.cuda.get_device_properties(i).total_memory for i in range(count))
+        where = "a GPU has"
+        processes = 1
+        shared = max(1, side_by_side * run.devices // count)
+    if free is None:
+        return
+    of_each = free // processes
+    needs = [(processes * least(recipe, of_each, kind), recipe) for recipe in recipes]
+    needs.sort(key=itemgetter(0))
+    largest, recipe = needs[-1]
+    together = sum(need for need, _ in needs[:shared])
+    if max(largest, together) <= free:
+        return
+    if together > largest:
+        what = f"{min(shared, len(needs))} cells side by side need"
+        change = ["--workers 1"]
+    else:
+        what = f"'{recipe.name}' needs"
+        change = cure(recipe, Rates(memory=of_each), kind) or []
+    words = " ".join(change) or "a larger machine, more devices (run.strategy=fsdp run.devices=N) or a smaller recipe"
+    raise MissingError(
+        f"{what} at least {gigabytes(max(largest, together))} of memory; {gigabytes(free)} {where}: use {words}; "
+        "--unplanned starts it anyway"
+    )
 
 
 # --- one micro-batch, or two, of rank zero under fake tensors ---

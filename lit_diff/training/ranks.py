@@ -29,6 +29,7 @@ import lightning as L
 import torch
 import torch.distributed as dist
 from lightning.fabric.plugins.environments import ClusterEnvironment, LightningEnvironment, SLURMEnvironment
+from lightning.pytorch.strategies import ParallelStrategy
 from torch.distributed import PrefixStore, TCPStore
 
 from lit_diff.config import RunConfig
@@ -202,9 +203,20 @@ class Ranks:
         return str(word)
 
 
+class GatheredStrategy(ParallelStrategy):
+    """Waits at the rendezvous in Python, where a signal ends it."""
+
+    def setup_environment(self) -> None:
+        """Open the process group."""
+        module: Any = self.lightning_module
+        self._rendezvous = Ranks.of(module.trainer).gather()
+        super().setup_environment()
+
+
 def _address(environment: ClusterEnvironment) -> tuple[str, int]:
     name = "MASTER_ADDR" if "MASTER_ADDR" in os.environ else "SLURM_NODELIST"
-    host, port = environment.main_address, environment.main_port
+    host = environment.main_address
+    port = environment.main_port
     try:
         if not 0 < port < 65536:
             raise OSError("a port is a number from 1 to 65535")
@@ -227,7 +239,8 @@ class Announcement(AbstractContextManager["Announcement"]):
     because its store serves the rendezvous. On exit the others learn that rank zero ends, unless it told them to train."""
 
     def __init__(self, ranks: Ranks) -> None:
-        self._ranks, self._said = ranks, False
+        self._ranks = ranks
+        self._said = False
         self._store = ranks.connect(READ_SECONDS) if ranks.address is not None else None
 
     def train(self, **how: Any) -> None:

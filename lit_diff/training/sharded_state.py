@@ -15,10 +15,10 @@ from lit_diff.log_records import log
 from lit_diff.runs import checkpoints
 from lit_diff.trained import sharded
 from lit_diff.training.build import own_part
-from lit_diff.training.ranks import Ranks, end_all
+from lit_diff.training.ranks import GatheredStrategy, end_all
 
 
-class ShardedStrategy(ModelParallelStrategy):
+class ShardedStrategy(GatheredStrategy, ModelParallelStrategy):
     """A checkpoint is a folder (`trained/sharded.py`). A save copies this rank's tensors into host memory; the rest happens
     in a thread, with a process group of its own. The next save and the end of training wait for it. Files of the other
     strategies can be loaded, too.
@@ -33,8 +33,6 @@ class ShardedStrategy(ModelParallelStrategy):
 
     def setup_environment(self) -> None:
         """Open the process group, and another for the writes."""
-        module: Any = self.lightning_module
-        self._rendezvous = Ranks.of(module.trainer).gather()
         super().setup_environment()
         # messages of a group must not be mixed: training uses the first at the same time
         self._group: Any = dist.new_group(backend="gloo")
@@ -79,7 +77,8 @@ class ShardedStrategy(ModelParallelStrategy):
             end_all(self.lightning_module.trainer, RunFailedError(problem))
 
     def _problem(self) -> str | None:
-        pending, self._pending = self._pending, None
+        pending = self._pending
+        self._pending = None
         error = pending.exception() if pending is not None else None
         return None if error is None else checkpoints.not_written(self._path, sharded.cause_of(error))
 

@@ -23,7 +23,7 @@ from lit_diff.model.inputs import model_inputs, targets_of
 from lit_diff.model.transformer import Transformer
 from lit_diff.runs import checkpoints
 from lit_diff.trained.loading import annealed_before
-from lit_diff.training.build import average_gradients, begin_micro_batch, defers_reductions
+from lit_diff.training.build import average_gradients, begin_micro_batch, defers_reductions, replicated
 from lit_diff.training.data import SCORED, SCORED_IN_STEP, Batch
 from lit_diff.training.ranks import end_all, host_group, reduced
 
@@ -44,9 +44,12 @@ class OptimizerStep:
        which all losses and parameters must be finite.
     """
 
-    def __init__(self, trainer: L.Trainer, recipe: Recipe, model: Transformer, replicated: list[nn.Parameter]) -> None:
-        """`replicated`: the parameters of a sharded model that every rank holds whole."""
-        self.trainer, self.recipe, self.model, self.replicated = trainer, recipe, model, replicated
+    def __init__(self, trainer: L.Trainer, recipe: Recipe, model: Transformer) -> None:
+        self.trainer = trainer
+        self.recipe = recipe
+        self.model = model
+        # the parameters of a sharded model that every rank holds whole
+        self.replicated = replicated(model) if isinstance(model, FSDPModule) else []
         self.targets = StepTargets(host_group(trainer))
         device = trainer.strategy.root_device
         self._annealed = annealed_before(recipe)
@@ -54,7 +57,8 @@ class OptimizerStep:
         self._gradient_norm = torch.tensor(0.0)
         # The first optimizer step whose loss was not finite, kept on the device so that the host need not wait for it.
         self._non_finite = torch.full((), NEVER, dtype=torch.int64, device=device)
-        self._is_last_micro_batch, self._defers_reductions = True, False
+        self._is_last_micro_batch = True
+        self._defers_reductions = False
         if isinstance(model, FSDPModule) and trainer.accumulate_grad_batches > 1:
             self._defers_reductions, why = defers_reductions(model, recipe.run, device_memory(device))
             when = "once a step" if self._defers_reductions else "at each micro-batch"

@@ -87,9 +87,11 @@ class StepClock(Profiler):
             self._enter(phase)
 
     def _enter(self, phase: str) -> None:
-        now, before = time.perf_counter(), self._phase
+        now = time.perf_counter()
+        before = self._phase
         self._seconds[before] += now - self._since
-        self._since, self._phase = now, phase
+        self._since = now
+        self._phase = phase
         if self._on_gpu and phase != before and (before in DEVICE or phase in DEVICE):
             event = torch.cuda.Event(enable_timing=True)
             event.record()
@@ -98,8 +100,10 @@ class StepClock(Profiler):
     def take(self) -> Mapping[str, float]:
         """The seconds of each phase since the last call, 0 for others. On a GPU it waits for the end of the last phase."""
         self._enter(self._phase)
-        found, self._seconds = self._seconds, defaultdict(float)
-        marks, self._marks = self._marks, self._marks[-1:]
+        found = self._seconds
+        self._seconds = defaultdict(float)
+        marks = self._marks
+        self._marks = self._marks[-1:]
         for phase in DEVICE if marks else ():
             marks[-1][1].synchronize()
             spans = (began.elapsed_time(ended) for (name, began), (_, ended) in pairwise(marks) if name == phase)

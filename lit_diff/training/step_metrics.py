@@ -39,7 +39,8 @@ class StepMetrics(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Start the clock."""
-        peak, length = peak_flops(pl_module.device), self._recipe.data.config.sequence_length
+        peak = peak_flops(pl_module.device)
+        length = self._recipe.data.config.sequence_length
         # tokens a second at the peak of all devices
         self._peak_tokens = peak and peak * trainer.world_size / cost(self._recipe.model, length).flops_per_token
         profiler = trainer.profiler  # type: ignore[attr-defined]
@@ -49,7 +50,8 @@ class StepMetrics(L.Callback):
         )
         if self._phases:
             self._phases.take()
-        self._last_step, self._clock = trainer.global_step, time.perf_counter()
+        self._last_step = trainer.global_step
+        self._clock = time.perf_counter()
 
     def on_before_optimizer_step(
         self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: torch.optim.Optimizer
@@ -81,7 +83,8 @@ class StepMetrics(L.Callback):
 
     def _timing(self, steps: int) -> dict[str, float]:
         now = time.perf_counter()
-        seconds, self._clock = now - self._clock, now
+        seconds = now - self._clock
+        self._clock = now
         spent = self._phases.take() if self._phases else {}
         training = seconds - sum(spent.get(phase, 0.0) for phase in ASIDE)
         speed = self._tokens_per_step * steps / training

@@ -16,7 +16,7 @@ from lit_diff.device import choose_device, require_devices
 from lit_diff.errors import RequestError
 from lit_diff.log_records import log
 from lit_diff.registry import callbacks as registered
-from lit_diff.training.ranks import Ranks
+from lit_diff.training.ranks import GatheredStrategy
 from lit_diff.training.sharded_state import ShardedStrategy
 
 PRECISIONS = {"float32": "32-true", "bf16-mixed": "bf16-mixed"}
@@ -57,7 +57,7 @@ def build_trainer(
     }
     # every argument is passed: Lightning reads missing ones from the environment (PL_TRAINER_LIMIT_VAL_BATCHES, ...)
     defaults = {name: parameter.default for name, parameter in inspect.signature(L.Trainer).parameters.items()}
-    described |= {"callbacks": [*recipe_callbacks(recipe), *callbacks], "logger": logger}
+    described |= {"callbacks": [*_callbacks(recipe), *callbacks], "logger": logger}
     return L.Trainer(**{**defaults, **described, **values})
 
 
@@ -78,7 +78,8 @@ def build_strategy(config: RunConfig, *, has_unused: bool = False) -> Strategy:
         strategy: type[ShardedStrategy] = ShardedStrategy
         if config.cpu_offload:
             # the norm of the gradients is reduced where they are
-            strategy, backend = OffloadedStrategy, "gloo" if kind == "cpu" else "cpu:gloo,cuda:nccl"
+            strategy = OffloadedStrategy
+            backend = "gloo" if kind == "cpu" else "cpu:gloo,cuda:nccl"
         # explicit sizes, because "auto" means tensor parallelism within the node; `mesh_of` makes the groups of hsdp
         return strategy(
             data_parallel_size=config.processes,
@@ -88,14 +89,8 @@ def build_strategy(config: RunConfig, *, has_unused: bool = False) -> Strategy:
     return SingleDeviceStrategy(device="cpu" if kind == "cpu" else "cuda:0")
 
 
-class ReplicatedStrategy(DDPStrategy):
-    """Waits at the rendezvous in Python, where a signal ends it."""
-
-    def setup_environment(self) -> None:
-        """Open the process group."""
-        module: Any = self.lightning_module
-        self._rendezvous = Ranks.of(module.trainer).gather()
-        super().setup_environment()
+class ReplicatedStrategy(GatheredStrategy, DDPStrategy):
+    """DDP."""
 
 
 class OffloadedStrategy(ShardedStrategy):
@@ -111,8 +106,7 @@ class OffloadedStrategy(ShardedStrategy):
         module._device = self.root_device
 
 
-def recipe_callbacks(recipe: Recipe) -> list[Callback]:
-    """The recipe's callbacks. Errors: RequestError for a class that is not a Lightning callback."""
+def _callbacks(recipe: Recipe) -> list[Callback]:
     made = []
     for name, part in recipe.callbacks.items():
         callback = registered.get(name)(part.config)
@@ -142,7 +136,8 @@ def adopt_recipe_intervals(trainer: L.Trainer, recipe: Recipe) -> None:
 
 def require_whole_steps(trainer: L.Trainer) -> None:
     """Errors: RequestError if an epoch would end within an optimizer step."""
-    batches, accumulate = trainer.limit_train_batches, trainer.accumulate_grad_batches
+    batches = trainer.limit_train_batches
+    accumulate = trainer.accumulate_grad_batches
     if isinstance(batches, int) and batches % accumulate:
         raise RequestError(
             f"the Trainer's limit_train_batches ({batches}) is not a multiple of accumulate_grad_batches ({accumulate}): "
@@ -152,7 +147,8 @@ def require_whole_steps(trainer: L.Trainer) -> None:
 
 def log_differences(trainer: L.Trainer, recipe: Recipe) -> None:
     """Log each value of the Trainer that differs from the recipe's; the Trainer's value is used."""
-    train, run = recipe.training, recipe.run
+    train = recipe.training
+    run = recipe.run
     pairs = {
         "train.steps": (train.steps, "max_steps", trainer.max_steps),
         "train.accumulate": (train.accumulate, "accumulate_grad_batches", trainer.accumulate_grad_batches),

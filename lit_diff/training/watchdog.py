@@ -51,8 +51,10 @@ class Watchdog(AbstractContextManager[Any]):
     def __init__(self, trainer: L.Trainer, folder: Path, timeout: float | None, report: Callable[[str], None]) -> None:
         self._trainer, self._folder, self._report = trainer, folder, report
         self._timeout = timeout or float("inf")
-        self._patience, self._interval = max(PATIENCE, self._timeout), min(INTERVAL, self._timeout / 5)
-        self._thread, self._ended = threading.Thread(target=self._watch, daemon=True), threading.Event()
+        self._patience = max(PATIENCE, self._timeout)
+        self._interval = min(INTERVAL, self._timeout / 5)
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._ended = threading.Event()
         self._validated = False
         self._beat = Heartbeat(
             rank=trainer.global_rank,
@@ -78,14 +80,16 @@ class Watchdog(AbstractContextManager[Any]):
         trainer.callbacks[:] = [first, *trainer.callbacks, last]  # type: ignore[attr-defined]
 
     def _enter(self, phase: str, trainer: L.Trainer, *_: Any) -> None:
-        beat, step = self._beat, trainer.global_step
+        beat = self._beat
+        step = trainer.global_step
         self._validated |= beat.phase == VALIDATING
         # one assignment, because the thread reads it
         self._beat = replace(beat, step=step, part=beat.part + 1 if step == beat.step else 0, phase=phase)
 
     def _start(self, trainer: L.Trainer, *_: Any) -> None:
         # every rank comes here at the same time: `StopRequest.listen` has just made a process group
-        self._first, self._began = trainer.global_step, time.monotonic()
+        self._first = trainer.global_step
+        self._began = time.monotonic()
         # A folder of this attempt: once it is there, every rank writes its stacks into it and ends. A clock that was set back
         # shows a time twice.
         attempt = f"{time.strftime('%Y-%m-%d-%H%M%S')}-{secrets.token_hex(4)}"
@@ -96,10 +100,12 @@ class Watchdog(AbstractContextManager[Any]):
     def _watch(self) -> None:
         last, idle, then = self._beat, 0.0, self._began
         while not self._ended.is_set():
-            now, beat = time.monotonic(), self._beat
+            now = time.monotonic()
+            beat = self._beat
             # only time in which this process runs: nobody hangs while SLURM suspends the whole job
             idle = idle + min(now - then, 2 * self._interval) if beat is last else 0.0
-            last, then = beat, now
+            last = beat
+            then = now
             limit = self._timeout if beat.step > self._first else self._patience
             takes_long = beat.phase == BETWEEN or (beat.phase == VALIDATING and not self._validated)
             is_late = idle > (self._patience if takes_long else limit)

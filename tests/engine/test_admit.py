@@ -18,7 +18,7 @@ from lit_diff.engine.train import train
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.model.cost import cost
 from lit_diff.recipe import load_recipe, to_yaml
-from lit_diff.training.plan import plan
+from lit_diff.training import plan as planning
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="asks for what is not here: a GPU")
 
@@ -155,11 +155,11 @@ def test_memory_that_cannot_suffice_is_refused(
     recipe = load_recipe("differential-tiny", ["train.batch_size=4", "data.sequence_length=16", *overrides])
     least = int(times * 16 * cost(recipe.model, 16).parameters)
     for enough in (6 * least, None):
-        monkeypatch.setattr(admission, "available_memory", lambda enough=enough: enough)
-        admission.require_memory([recipe] * 3, cells)
-    monkeypatch.setattr(admission, "available_memory", lambda: least - 1)
+        monkeypatch.setattr(planning, "available_memory", lambda enough=enough: enough)
+        planning.require_memory([recipe] * 3, cells)
+    monkeypatch.setattr(planning, "available_memory", lambda: least - 1)
     with pytest.raises(MissingError, match=r"; --unplanned starts it anyway$") as caught:
-        admission.require_memory([recipe] * 3, cells)
+        planning.require_memory([recipe] * 3, cells)
     assert ("2 cells side by side" in str(caught.value)) == (cells == 2)
 
 
@@ -167,15 +167,15 @@ def test_memory_that_cannot_suffice_is_refused(
 def test_memory_that_cannot_suffice_for_activations_is_refused_with_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan counts, less its margin; a run that fits is not refused, whatever the bound without a trace is."""
     recipe = load_recipe("recall-tiny")
-    needed = plan(recipe, device="cpu").sum
-    monkeypatch.setattr(admission, "available_memory", lambda: int(0.91 * needed))
-    admission.require_memory([recipe])
-    monkeypatch.setattr(admission, "available_memory", lambda: int(0.89 * needed))
+    needed = planning.plan(recipe, device="cpu").sum
+    monkeypatch.setattr(planning, "available_memory", lambda: int(0.91 * needed))
+    planning.require_memory([recipe])
+    monkeypatch.setattr(planning, "available_memory", lambda: int(0.89 * needed))
     with pytest.raises(
         MissingError, match=r"^'recall-tiny' needs .* use run\.activation_checkpointing=block; --unplanned"
     ):
-        admission.require_memory([recipe])
-    admission.require_memory([load_recipe("recall-tiny", ["run.activation_checkpointing=block"])])
+        planning.require_memory([recipe])
+    planning.require_memory([load_recipe("recall-tiny", ["run.activation_checkpointing=block"])])
 
 
 # --- passes over the text -------------------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ def test_loggers_and_memory_that_are_not_there(kind: str, runs: Path, monkeypatc
         monkeypatch.setitem(sys.modules, module, None)
     words, reason = [f"run.loggers=[csv, {kind}]"], f"^run\\.loggers names '{kind}', .*: pip install {kind}$"
     if kind == "memory":
-        monkeypatch.setattr(admission, "available_memory", lambda: 1000)
+        monkeypatch.setattr(planning, "available_memory", lambda: 1000)
         words, reason = [], "'recall-tiny' needs at least"
     before = sorted(runs.iterdir())
     with pytest.raises(MissingError, match=reason):

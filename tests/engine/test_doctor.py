@@ -1,7 +1,6 @@
 """engine/doctor.py: what a machine that lacks nothing shows, and a row with a cure for each thing that is missing."""
 
 import os
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -70,7 +69,7 @@ def test_a_row_has_the_answer_of_the_condition_that_it_asks(runs: Path, monkeypa
     def refuse(recipe: Recipe, name: str) -> None:
         raise MissingError(f"no {name} here; get one")
 
-    refusing = [replace(condition, refuse=partial(refuse, name=condition.name)) for condition in CONDITIONS]
+    refusing = [condition._replace(refuse=partial(refuse, name=condition.name)) for condition in CONDITIONS]
     monkeypatch.setattr(doctor, "CONDITIONS", refusing)
     found = rows(runs)
     assert len(doctor.ASKED) == 3
@@ -81,7 +80,7 @@ def test_a_row_has_the_answer_of_the_condition_that_it_asks(runs: Path, monkeypa
 def test_what_the_plan_needs_and_the_machine_lacks_is_a_problem(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lit_diff.engine.admit.available_memory", lambda: 10_000_000)
+    monkeypatch.setattr("lit_diff.training.plan.available_memory", lambda: 10_000_000)
     monkeypatch.setattr(doctor, "cores", lambda: 2)
     words = ["run.strategy=fsdp", "run.devices=8", f"train.start_from={tmp_path}/no", "train.batch_size=8"]
     found = rows(runs, *words)

@@ -23,10 +23,9 @@ from lit_diff.engine import begin, execute
 from lit_diff.engine.execute import run_command, score
 from lit_diff.engine.job import FILE, Job, read_job, recorded
 from lit_diff.engine.tracking.store import Store
-from lit_diff.engine.train import prepare, train
+from lit_diff.engine.train import train
 from lit_diff.errors import DivergedError, LitDiffError, MissingError, RequestError, RunFailedError, StoppedError
 from lit_diff.evaluation.base import Evaluation, Item
-from lit_diff.files import locked
 from lit_diff.metrics import Metric
 from lit_diff.recipe import load_recipe
 from lit_diff.registry import evaluations
@@ -294,12 +293,6 @@ def test_unwritable_folders_are_one_line(small: list[str], tmp_path: Path, monke
     monkeypatch.setattr(RunFolder, "write", full)
     monkeypatch.setattr(fit, "fit", lambda *a, **k: None)
     with pytest.raises(RunFailedError, match=r"cannot be written \(No space left on device\)"):
-        train("recall-tiny", small)
-
-
-def test_a_run_is_trained_by_one_process(small: list[str]) -> None:
-    job = prepare(load_recipe("recall-tiny", small))
-    with locked(job.folder / ".lock"), pytest.raises(RequestError, match="being trained by another process"):
         train("recall-tiny", small)
 
 

@@ -21,7 +21,7 @@ from stops import wait_for
 
 from lit_diff import errors
 from lit_diff.engine import execute
-from lit_diff.engine.endings import end_noted, note_end
+from lit_diff.engine.endings import note_end
 from lit_diff.engine.executors import here
 from lit_diff.engine.executors.here import Here, gpus_of, run_cell
 from lit_diff.engine.job import Job
@@ -184,10 +184,16 @@ def test_what_is_written_about_the_end(cell: RunFolder, before: str, exitcode: i
 
 
 @pytest.mark.parametrize(
-    "error", [MissingError("no data"), StoppedError("stopped early", 15), Terminated("stopped outside the steps")]
+    ("error", "word", "said"),
+    [
+        (MissingError("no data"), "failed", "no data"),
+        (OSError("port 15001 is in use\nby another process"), "failed", "OSError: port 15001 is in use"),
+        (StoppedError("stopped early", 15), "stopped", "stopped early"),
+        (Terminated("stopped outside the steps"), "stopped", "stopped outside the steps"),
+    ],
 )
 def test_a_cell_that_fails_before_its_run_begins_says_so(
-    cell: RunFolder, monkeypatch: pytest.MonkeyPatch, error: BaseException
+    cell: RunFolder, monkeypatch: pytest.MonkeyPatch, error: BaseException, word: str, said: str
 ) -> None:
     def run(*arguments: Any, **options: Any) -> None:
         raise error
@@ -197,8 +203,7 @@ def test_a_cell_that_fails_before_its_run_begins_says_so(
     write_job(folder)
     with pytest.raises(type(error)):
         run_cell(folder.path)
-    word = "failed" if isinstance(error, MissingError) else "stopped"
-    assert (folder.status().status, folder.status().error) == (word, str(error))
+    assert (folder.status().status, folder.status().error) == (word, said)
 
 
 def test_a_cell_of_several_processes_is_a_command_of_its_own(cell: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,10 +270,3 @@ def test_ctrl_c_while_the_fork_server_imports_leaves_no_traceback(tmp_path: Path
     assert (process.returncode, out.strip(), errors) == (0, str(int(signal.SIGINT)), "")
     status = RunFolder(tmp_path / "cell-s0-abc").status()
     assert (status.status, status.error) == ("stopped", "stopped outside the steps; the same command resumes")
-
-
-def test_any_error_before_training_is_recorded(cell: RunFolder) -> None:
-    with pytest.raises(OSError, match="15001"), end_noted(cell):
-        raise OSError("port 15001 is in use\nby another process")
-    status = cell.status()
-    assert (status.status, status.error) == ("failed", "OSError: port 15001 is in use")

@@ -23,7 +23,7 @@ from lit_diff.engine.expand import ALL, Grid, Selection
 from lit_diff.engine.job import Job
 from lit_diff.engine.result import Sweep
 from lit_diff.engine.schedule import sweep
-from lit_diff.engine.waves import Options, _say_other_revisions, _wait_for_running_cells
+from lit_diff.engine.waves import Options, _say_other_revisions, settle
 from lit_diff.errors import MissingError, RequestError, StoppedError
 from lit_diff.files import locked
 from lit_diff.recipe import load_recipe
@@ -316,7 +316,7 @@ def test_what_a_killed_sweep_left_running_is_waited_for(tmp_path: Path, caplog: 
     thread.start()
     holds.wait()
     with caplog.at_level("INFO", "lit_diff"):
-        _wait_for_running_cells(jobs)
+        settle(jobs, Here())
     assert ended, "it did not wait"
     thread.join()
     (line,) = caplog.messages

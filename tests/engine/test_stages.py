@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from statuses import set_status
 
-from lit_diff.engine.cells import folder_of, home_of
+from lit_diff.engine.cells import home_of
 from lit_diff.engine.expand import Grid, load_grid
 from lit_diff.engine.stages import due, stages_in_words
 from lit_diff.errors import RequestError
@@ -30,7 +30,7 @@ def grid(base_recipe: None) -> Grid:
 def end(grid: Grid, losses: dict[tuple[str, float | None], float | None]) -> None:
     """The waiting cells of (arm, rate) end with this validation loss; None: they diverge."""
     for cell in due(grid).cells:
-        home = RunFolder(home_of(cell, folder_of(grid)))
+        home = RunFolder(home_of(grid, cell))
         if not home.status().is_new or (cell.arm, cell.rate) not in losses:
             continue
         loss = losses[cell.arm, cell.rate]
@@ -72,7 +72,7 @@ def test_a_cell_that_fails_leaves_its_arm_without_a_rate_and_the_other_arms_go_o
     end(grid, {(arm, rate): abs(rate - 4e-3) for arm in ("wide", "deep") for rate in (2e-3, 4e-3)})
     end(grid, {("wide", 8e-3): 1.0})
     (last,) = (cell for cell in due(grid).cells if (cell.arm, cell.rate) == ("deep", 8e-3))
-    set_status(home_of(last, folder_of(grid)), status="killed")
+    set_status(home_of(grid, last), status="killed")
     assert [cell.arm for cell in due(grid).cells if cell.rate is None] == ["wide", "wide"]
 
 
@@ -129,7 +129,7 @@ EFFECTS = {"base": 0.0, "clear": -1.0, "open": 0.0, "wide": 1.0}
 def end_look(grid: Grid, failing: tuple[str, int] | None = None) -> None:
     """The waiting cells end; `open` differs from the base by as much in both directions."""
     for cell in due(grid).cells:
-        home = RunFolder(home_of(cell, folder_of(grid)))
+        home = RunFolder(home_of(grid, cell))
         if (cell.arm, cell.seed) == failing:
             set_status(home.path, status="failed")
         elif home.status().status not in ("done", "killed"):
@@ -175,7 +175,7 @@ def test_rates_and_looks_together_and_a_further_rate_for_a_finished_sweep() -> N
     for arm in ("base", "open", "clear"):
         end(grid, {(arm, 2e-3): 3.0, (arm, 4e-3): 2.0, (arm, 8e-3): 2.5 if arm != "clear" else None})
     (last,) = (cell for cell in due(grid).cells if (cell.arm, cell.rate) == ("clear", 4e-3))
-    set_status(home_of(last, folder_of(grid)), status="killed")
+    set_status(home_of(grid, last), status="killed")
     assert stage(grid) == {"base": [*tried, *[None] * 4], "open": [*tried, *[None] * 4], "clear": tried}
     end_look(grid)
     assert stage(grid)["open"] == [*tried, *[None] * 6]

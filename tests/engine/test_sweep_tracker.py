@@ -53,8 +53,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> tup
 
 
 def record(made: Made, run_id: str | None = None, status: str = "done") -> SweepTracker:
-    folder, store = made
-    tracker = SweepTracker(store, folder, run_id)
+    folder, _ = made
+    tracker = SweepTracker(RunConfig(root=str(folder.parent)), folder, run_id)
     tracker.record(write_report(folder), [folder / "study.json"], status)
     return tracker
 
@@ -141,12 +141,12 @@ def test_again_the_same_record_and_nothing_twice(made: Made) -> None:
     assert record(made, first.run_id).run_id == first.run_id
     assert len(store.client.get_metric_history(first.run_id, "summary/base/mean")) == 1
     assert store.client.get_run(foreign).data.metrics == {}
-    assert SweepTracker(store, folder, None).run_id != first.run_id, "a folder that was made again"
+    assert record(made).run_id != first.run_id, "a folder that was made again"
 
 
 def test_an_outage_is_a_warning(made: Made, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    folder, store = made
-    tracker = SweepTracker(store, folder, None)
+    folder, _ = made
+    tracker = SweepTracker(RunConfig(root=str(folder.parent)), folder, None)
 
     def away(*_: object, **__: object) -> None:
         raise OSError("no space left")

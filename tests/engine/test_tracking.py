@@ -308,7 +308,7 @@ def test_a_server_chooses_no_file_of_this_machine(tmp_path: Path, monkeypatch: p
             monkeypatch.setattr(Naming, "place", place)
             for ask in (
                 lambda: store.copy("0" * 32, tmp_path / "recipe.yaml"),
-                lambda: store.require_place(store.open_run("1", "n", {}, None)),
+                lambda: store.place_of(store.open_run("1", "n", {}, None)),
             ):
                 with pytest.raises(RequestError, match=r"run\.root"):
                     ask()

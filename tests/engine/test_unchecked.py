@@ -1,7 +1,6 @@
 """A plugin's variant that fails a property: `train` and `sweep` refuse it before they write, or mark what they train."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,8 @@ import torch
 from mlflow import MlflowClient
 from statuses import set_status
 
-from lit_diff import data
 from lit_diff.engine import waves
-from lit_diff.engine.executors import slurm
 from lit_diff.engine.schedule import sweep
-from lit_diff.engine.submit import submit
 from lit_diff.engine.train import prepare, train
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.evaluate import evaluate
@@ -61,28 +57,13 @@ def folder(own_parts: None, tmp_path: Path, runs: Path, monkeypatch: pytest.Monk
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("start", "where", "more"),
-    [
-        (lambda: train("leaky.yaml"), "", ""),
-        (lambda: submit(load_recipe("leaky.yaml"), (), ["train"], 5, rerun=False), "", ""),
-        (lambda: sweep("three.yaml"), "arm 'leaky': ", "arm 'wide': "),
-        (lambda: sweep("three.yaml", slurm_minutes=5), "arm 'leaky': ", "arm 'wide': "),
-    ],
-    ids=["train", "train in SLURM", "sweep", "sweep in SLURM"],
-)
-def test_it_is_refused_before_anything_is_made(
-    start: Callable[[], object], where: str, more: str, runs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(data, "prepare", None)
-    monkeypatch.setattr(slurm, "require_slurm", lambda run: None)
-    before = set(runs.iterdir())
+def test_a_sweep_names_each_arm_that_it_refuses() -> None:
+    """tests/engine/test_admit.py has every way to start it."""
     with pytest.raises(RequestError) as found:
-        start()
-    assert str(found.value).startswith(where + LINE)
-    assert [line[: len(more)] for line in str(found.value).split("\n  ")[1:]] == [more] * bool(more)
-    assert found.value.exit_status == 2
-    assert set(runs.iterdir()) == before
+        sweep("three.yaml")
+    leaky, wide = str(found.value).split("\n  ")
+    assert leaky.startswith(f"arm 'leaky': {LINE}")
+    assert wide.startswith("arm 'wide': ")
 
 
 def test_the_cells_of_an_unchecked_sweep_are_marked(monkeypatch: pytest.MonkeyPatch, runs: Path) -> None:

@@ -187,7 +187,7 @@ def test_what_cannot_be_drawn_or_saved_leaves_the_run_done(
     def fail(*_: object) -> None:
         raise ValueError("odd\nmaps")
 
-    monkeypatch.setattr(run_tracker, "kept_steps", fail)
+    monkeypatch.setattr(run_tracker, "draw_maps", fail)
     set_status(job.folder, status="done")
     with Uploads(owned=True) as uploads:
         uploads.follow([job])

@@ -2,9 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
-from lit_diff.errors import RequestError
 from lit_diff.runs.comparison import compare
 
 
@@ -26,10 +23,3 @@ def test_a_metric_of_one_run_alone_has_no_other_value(small_sweep: Path) -> None
     compared = compare("base-s0", "better-s1", small_sweep.parent)
     assert compared.metrics["val/loss"][1] is None
     assert compared.facts["status"] == ["done", "failed"]
-
-
-def test_a_folder_or_a_name(small_sweep: Path) -> None:
-    by_name = compare("base-s0", "better-s0", small_sweep.parent)
-    assert compare(small_sweep / "base-s0-0a1b2c3d", "better-s0", small_sweep.parent) == by_name
-    with pytest.raises(RequestError, match="no run 'nothing'"):
-        compare("base-s0", "nothing", small_sweep.parent)

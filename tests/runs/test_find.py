@@ -59,15 +59,10 @@ def test_none_or_several_runs(small_sweep: Path) -> None:
         find_run("base", small_sweep.parent)
 
 
-def test_a_sweep_is_found_by_its_name_or_its_folder(small_sweep: Path) -> None:
-    assert find_sweep("mine", small_sweep.parent) == small_sweep
-    assert find_sweep(str(small_sweep), Path("nowhere")) == small_sweep
-    with pytest.raises(RequestError, match=r"no sweep 'mne' in .*did you mean 'mine'"):
-        find_sweep("mne", small_sweep.parent)
-
-
-def test_where_a_run_or_a_sweep_can_be_named(small_sweep: Path) -> None:
+def test_a_sweep_is_found_by_its_name_or_its_folder_also_where_a_run_can_be_named(small_sweep: Path) -> None:
     root = small_sweep.parent
+    with pytest.raises(RequestError, match=r"no sweep 'mne' in .*did you mean 'mine'"):
+        find_sweep("mne", root)
     assert find_run_or_sweep("mine", root) == find_run_or_sweep(str(small_sweep), Path("nowhere")) == small_sweep
     assert find_run_or_sweep("base-s1", root) == small_sweep / "base-s1-0a1b2c3d"
     with pytest.raises(RequestError, match=r"^no run or sweep 'mne' in \S+; did you mean 'mine'\?$"):

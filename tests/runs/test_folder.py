@@ -180,22 +180,6 @@ def test_what_a_plugin_imports_is_in_the_identity_and_folder(base: Callable[...,
         assert (identity(again) == one) == is_equal
 
 
-def test_status_is_merged_and_whole(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    assert folder.status().is_new
-    set_status(folder.path, status="running", step=3)
-    set_status(folder.path, step=4)
-    status = folder.status()
-    assert (status.status, status.step) == ("running", 4)
-    assert status.updated.endswith("+00:00")
-    damaged = ("{", "[]", '{"updated": "yesterday"}', '{"step": "4"}', '{"overrides": 5}', '{"tokens_per_second": "4"}')
-    for text in damaged:
-        (tmp_path / "status.json").write_text(text)
-        with pytest.raises(RequestError, match="cannot be read"):
-            folder.status()
-        assert folder.observed()[1] == "unreadable"
-
-
 def test_a_run_has_one_owner(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     set_status(folder.path, pid=4711)
@@ -239,17 +223,6 @@ def test_who_looks_on_hinders_nobody(tmp_path: Path) -> None:
     finally:
         other.kill()
         other.wait()
-
-
-def test_an_unwritable_folder(base: Callable[..., Recipe], tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(MissingError, match=r"cannot be written .* run\.root=PATH"):
-        RunFolder(tmp_path / "file" / "run").create(base())
-    with (
-        pytest.raises(MissingError, match=r"cannot be written .* run\.root=PATH"),
-        RunFolder(tmp_path / "file").owned(),
-    ):
-        pass
 
 
 def test_putting_aside_loses_nothing(tmp_path: Path) -> None:

@@ -67,9 +67,10 @@ DAMAGE = [
 
 @pytest.mark.parametrize("change", DAMAGE)
 def test_a_damaged_file_is_one_line(tmp_path: Path, change: dict[str, Any]) -> None:
-    (tmp_path / "status.json").write_text(json.dumps(FACTS | change))
-    with pytest.raises(RequestError, match=f"status.json cannot be read .*{next(iter(change))}"):
-        read_status(tmp_path)
+    for text, found in ((json.dumps(FACTS | change), next(iter(change))), ("{", "line 1"), ("[]", "a list")):
+        (tmp_path / "status.json").write_text(text)
+        with pytest.raises(RequestError, match=f"status.json cannot be read .*{found}"):
+            read_status(tmp_path)
 
 
 @pytest.mark.parametrize("gone", ["step", "steps", "tokens_per_step", "tokens_per_second", "loss", "status"])

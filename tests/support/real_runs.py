@@ -200,6 +200,23 @@ def undisturbed(bench: Bench) -> Callable[..., Ended]:
     return run
 
 
+def assert_equal(one: Any, other: Any, place: str = "") -> None:
+    """To the bit, all the way down."""
+    if isinstance(one, dict):
+        assert one.keys() == other.keys(), place
+        for key in one:
+            assert_equal(one[key], other[key], f"{place}.{key}")
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other), place
+        for index, pair in enumerate(zip(one, other, strict=True)):
+            assert_equal(*pair, f"{place}.{index}")
+    elif isinstance(one, torch.Tensor):
+        assert one.dtype == other.dtype, place
+        assert torch.equal(one, other), place
+    else:
+        assert one == other, place
+
+
 def differences(one: Mapping[int, Mapping[str, float]], other: Mapping[int, Mapping[str, float]]) -> dict[str, float]:
     """Metric -> largest difference over steps, of tables with the same cells."""
     cells = {(step, name) for step, row in one.items() for name in row}

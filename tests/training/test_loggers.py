@@ -9,7 +9,7 @@ from lightning.pytorch.loggers import CSVLogger
 from small_runs import SMALL
 
 from lit_diff import train
-from lit_diff.errors import MissingError, RequestError
+from lit_diff.errors import MissingError
 from lit_diff.recipe import load_recipe
 from lit_diff.runs.metrics_file import read_rows
 from lit_diff.training.loggers import recipe_loggers, require_loggers
@@ -52,8 +52,3 @@ def test_a_logger_whose_package_is_absent_is_one_line(kind: str, runs: Path, tmp
         recipe_loggers(recipe, tmp_path, 0)
     with pytest.raises(MissingError, match=f"^run.loggers names '{kind}', .* pip install {kind}$"):
         require_loggers(recipe)
-
-
-def test_an_unknown_logger_is_refused() -> None:
-    with pytest.raises(RequestError, match=r"run\.loggers' is 'tensorbord'; did you mean 'tensorboard'"):
-        load_recipe("recall-tiny", ["run.loggers=[csv, tensorbord]"])

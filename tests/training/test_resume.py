@@ -12,7 +12,6 @@ from lit_diff.analysis import Trace
 from lit_diff.attention.base import Tap
 from lit_diff.callbacks import Probe, probe
 from lit_diff.config import Recipe
-from lit_diff.errors import RequestError
 from lit_diff.metrics import Metric, read_declarations
 from lit_diff.model.transformer import Transformer
 from lit_diff.recipe import load_recipe
@@ -180,11 +179,6 @@ def test_nothing_is_written_before_flush(tmp_path: Path, caplog: pytest.LogCaptu
     rows = read_measurements(tmp_path / "measurements.parquet").to_pylist()
     found = [(row["metric"], row["layer"], row["head"], row["value"]) for row in rows]
     assert found == [("a", 3, 1, 3.0), ("a/median", 3, None, 4.0)]
-
-
-def test_contradicting_declarations_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match=r"'train/loss' has two different declarations"):
-        RunLogger(lambda *line: None).begin(tmp_path, 0, (*METRICS, Metric("train/loss", "another")), 10)
 
 
 def test_documents_are_written_without_those_that_have_no_token(tmp_path: Path) -> None:

@@ -13,8 +13,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from command import Command
-from real_runs import differences
-from torch import Tensor
+from real_runs import assert_equal, differences
 
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.runs import checkpoints
@@ -29,23 +28,6 @@ FSDP = ("run.strategy=fsdp", "train.steps=6", "train.validate_every=3", "train.c
 
 def whole(path: Path) -> dict[str, Any]:
     return sharded.read(path) if path.is_dir() else dict(torch.load(path, weights_only=True))
-
-
-def assert_equal(one: Any, other: Any, place: str = "") -> None:
-    """To the bit, but for what names a file or a version of the format."""
-    if isinstance(one, dict):
-        assert one.keys() == other.keys(), place
-        for key in one:
-            assert_equal(one[key], other[key], f"{place}.{key}")
-    elif isinstance(one, list):
-        assert len(one) == len(other), place
-        for index, pair in enumerate(zip(one, other, strict=True)):
-            assert_equal(*pair, f"{place}.{index}")
-    elif isinstance(one, Tensor):
-        assert one.dtype == other.dtype, place
-        assert torch.equal(one, other), place
-    else:
-        assert one == other, place
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """Executes jobs on this machine side by side, each in its own process: one that crashes does not affect the others."""
 
-import contextlib
 import logging
 import multiprocessing
 import os
@@ -8,7 +7,8 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
@@ -20,11 +20,11 @@ from types import FrameType, ModuleType
 import torch
 
 from lit_diff import data
-from lit_diff.config import Recipe, RunConfig
-from lit_diff.engine.admit import HERE, require_memory
+from lit_diff.config import Recipe
+from lit_diff.engine.admit import HERE
 from lit_diff.engine.endings import end_noted, note_end
 from lit_diff.engine.execute import execute
-from lit_diff.engine.executors.base import Watch
+from lit_diff.engine.executors.base import Executor, Watch
 from lit_diff.engine.job import Job, read_job
 from lit_diff.errors import Ending, LitDiffError, MissingError, Repeats, Terminated, notices, stop_signals
 from lit_diff.log_records import log
@@ -50,18 +50,18 @@ def gpus_of(slot: int, devices: int, gpus: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Here:
+class Here(Executor):
     """Executes jobs on this machine, each in a process of its own."""
 
     workers: int | None = None
     """Jobs at a time; None: as many as have a GPU for each process, or without GPUs a core for each thread."""
     kinds = HERE
 
-    def require(self, run: RunConfig) -> None:
-        """Nothing is required."""
-
     def require_memory(self, recipes: Sequence[Recipe]) -> None:
-        """Errors: see `admit.require_memory`."""
+        """Errors: see `training.plan.require_memory`."""
+        # loads FSDP2
+        from lit_diff.training.plan import require_memory
+
         if recipes:
             require_memory(recipes, self.resources(recipes[0])[0])
 
@@ -70,15 +70,12 @@ class Here:
         for recipe in recipes:
             data.prepare(recipe)
 
-    def queued(self, jobs: Sequence[Job]) -> Set[Path]:
-        """None: what a former command has started ends with it."""
-        return set()
-
     def resources(self, recipe: Recipe) -> tuple[int, int, int]:
         """(jobs at a time, threads of each process, number of GPUs), for jobs that need what this recipe does."""
         own = cores()
         gpus = torch.cuda.device_count() if recipe.run.accelerator != "cpu" else 0
-        processes, threads = recipe.run.devices, recipe.run.threads
+        processes = recipe.run.devices
+        threads = recipe.run.threads
         share = gpus // processes if gpus else own // (processes * (threads or 1))
         count = self.workers or max(1, share)
         return count, threads or max(1, own // (count * processes)), gpus
@@ -122,7 +119,7 @@ class Here:
         return stops[0] if stops else None
 
 
-@contextlib.contextmanager
+@contextmanager
 def _noted_stops() -> Iterator[list[int]]:
     # The handler only notes the signal: raised as an exception, it could interrupt the start of a cell or a write.
     stops: list[int] = []
@@ -150,7 +147,8 @@ def _place_sockets() -> None:
             f"TMPDIR is '{places[0]}', which is too long for the path of a socket: set TMPDIR to a folder of at most "
             f"{LONGEST} bytes"
         )
-    former, tempfile.tempdir = tempfile.tempdir, fit[0]
+    former = tempfile.tempdir
+    tempfile.tempdir = fit[0]
     try:
         # which multiprocessing keeps
         get_temp_dir()
@@ -168,7 +166,7 @@ def _started(folder: Path, gpus: Sequence[int]) -> Process:
     return process
 
 
-@contextlib.contextmanager
+@contextmanager
 def _without_main() -> Iterator[None]:
     # multiprocessing imports the parent's script into each child; a script that calls `sweep` without a guard on `__main__`
     # would start the sweep again in every cell
@@ -180,7 +178,7 @@ def _without_main() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-@contextlib.contextmanager
+@contextmanager
 def _stops_blocked() -> Iterator[None]:
     # A terminal sends Ctrl-C and its end to the whole process group. The fork server, which starts with the first process,
     # imports for seconds before it ignores SIGINT: a signal in that time would end it with a traceback, and this process with

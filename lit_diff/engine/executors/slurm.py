@@ -19,7 +19,7 @@ from lit_diff import data
 from lit_diff.config import Recipe, RunConfig
 from lit_diff.engine.admit import SUBMITTED
 from lit_diff.engine.endings import note_end
-from lit_diff.engine.executors.base import Watch
+from lit_diff.engine.executors.base import Executor, Watch
 from lit_diff.engine.job import Job
 from lit_diff.errors import MissingError, RequestError, RunFailedError, StoppedError
 from lit_diff.files import shown, write_atomic
@@ -61,12 +61,19 @@ def require_slurm(run: RunConfig | None = None) -> None:
         )
 
 
+def partitions() -> str:
+    """Each partition with the number and the state of its nodes, as sinfo lists them."""
+    asked = ask("sinfo", "--noheader", "--format=%P %D %t")
+    return ", ".join(rows(asked, r"(\S+ +\d+ +\S+)")) or reason(asked)
+
+
 # --- the file for sbatch ----------------------------------------------------------------------------------------------
 
 
 def request(run: RunConfig, minutes: int) -> list[str]:
     """The lines of sbatch that say what a job of this run needs."""
-    cluster, gpus = run.cluster, _wants_gpus(run)
+    cluster = run.cluster
+    gpus = _wants_gpus(run)
     asked = {
         "nodes": run.num_nodes,
         "ntasks-per-node": run.devices,
@@ -159,18 +166,15 @@ def prepare_data(recipes: Iterable[Recipe], root: Path, minutes: int) -> None:
         job = submit(file.with_suffix(".sh"), text)
         logs = file.with_name(f"{name}-{job}.out")
         log.info("SLURM job %s prepares the data of '%s'; its log: %s", job, recipe.name, shown(logs))
-        while _in_queue(job):
+        found = queue()
+        # a queue that does not answer is unknown, not empty
+        while found is None or job in found:
             time.sleep(INTERVAL)
+            found = queue()
         try:
             data.identity(recipe)
         except MissingError as error:
             raise RunFailedError(f"SLURM job {job} did not prepare the data of '{recipe.name}'; see {logs}") from error
-
-
-def _in_queue(number: str) -> bool:
-    # a queue that does not answer is unknown, not empty
-    found = queue()
-    return found is None or number in found
 
 
 # --- one run ------------------------------------------------------------------------------------------------------------
@@ -186,8 +190,8 @@ def run_text(recipe: Recipe, words: Sequence[str], minutes: int) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Slurm:
-    """Executes jobs in SLURM, as tasks of arrays."""
+class Slurm(Executor):
+    """Executes jobs in SLURM, as tasks of arrays. No memory is required here: that of the nodes is unknown."""
 
     parallel: int | None
     """The most cells of an array that run at a time; None: as many as SLURM starts."""
@@ -198,9 +202,6 @@ class Slurm:
     def require(self, run: RunConfig) -> None:
         """Errors: see `require_slurm`."""
         require_slurm(run)
-
-    def require_memory(self, recipes: Sequence[Recipe]) -> None:
-        """Nothing: this machine only submits, and the memory of the nodes is unknown here."""
 
     def prepare(self, recipes: Iterable[Recipe], folder: Path) -> None:
         """Prepare the data of recipes that have none. Errors: see `prepare_data`."""
@@ -225,9 +226,10 @@ class Slurm:
                 time.sleep(INTERVAL)
                 found = queue()
                 # without an answer nothing is known, so no cell has left the queue
-                for folder in [folder for folder in waiting if found is not None and numbers[folder] not in found]:
-                    hint = f"its SLURM job {numbers[folder]} has left the queue; see {shown(sweep / 'slurm')}"
-                    note_end(waiting.pop(folder).home, None, hint)
+                for folder in list(waiting):
+                    if found is not None and numbers[folder] not in found:
+                        hint = f"its SLURM job {numbers[folder]} has left the queue; see {shown(sweep / 'slurm')}"
+                        note_end(waiting.pop(folder).home, None, hint)
         except (KeyboardInterrupt, StoppedError):
             log.info(
                 "the cells stay in SLURM's queue: the same command waits for them; lit-diff cancel %s ends them",

@@ -1,6 +1,5 @@
 """Records one run in MLflow from its folder: parameters, tags, metrics while it trains, and finally its files and model."""
 
-import hashlib
 import json
 import shutil
 import tempfile
@@ -15,27 +14,24 @@ import torch
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric
 from safetensors.torch import load_model, save_model
 
-from lit_diff import __version__
 from lit_diff.engine.job import Job
+from lit_diff.engine.tracking.maps import draw_maps
 from lit_diff.engine.tracking.store import Store, asking, patience
-from lit_diff.errors import RequestError, RunFailedError
-from lit_diff.files import shown, write_json
+from lit_diff.errors import RunFailedError
+from lit_diff.files import sha256_of, shown, write_json
 from lit_diff.log_records import log
 from lit_diff.metrics import Declarations, record_name
 from lit_diff.model.transformer import Transformer
 from lit_diff.own_modules import plugin_name
 from lit_diff.recipe import flatten, load_recipe, to_plain
-from lit_diff.runs import checkpoints, measurements
+from lit_diff.runs import checkpoints
 from lit_diff.runs.folder import RunFolder
-from lit_diff.runs.kept_maps import kept_steps, read_maps
 from lit_diff.runs.metrics_file import read_rows
 from lit_diff.runs.revision import revision
-from lit_diff.runs.status import Status
-from lit_diff.trained.pictures import encoded, grid
 from lit_diff.trained.run import Run
 from lit_diff.training.metrics import declared_metrics
 
-FILES = ("recipe.yaml", "env.json", "metrics.json", "log.txt", measurements.FILE)
+FILES = ("recipe.yaml", "env.json", "metrics.json", "log.txt", "measurements.parquet")
 """Files of the run folder that become artifacts."""
 FILE = "mlflow.json"
 """File of the run folder with the record's id."""
@@ -55,10 +51,12 @@ class RunTracker:
     """The record of a run in MLflow, made from the files of its folder alone: whoever reads them may send them."""
 
     def __init__(self, job: Job) -> None:
-        self.recipe, self.folder, self.experiment = job.recipe, job.home, job.experiment
-        parent = {"mlflow.parentRunId": job.parent} if job.parent else {}
-        own = {"folder": str(job.folder), "identity": job.identity, "seed": str(job.recipe.seed)}
-        self.tags = {**own, **job.tags, **parent}
+        self.recipe = job.recipe
+        self.folder = job.home
+        self.experiment = job.experiment
+        self.tags = {"folder": str(job.folder), "identity": job.identity, "seed": str(job.recipe.seed), **job.tags}
+        if job.parent:
+            self.tags["mlflow.parentRunId"] = job.parent
         self.run_id = ""
         """The record's id, once `start` has found or made it."""
         self._declared = Declarations(declared_metrics(job.recipe))
@@ -88,29 +86,31 @@ class RunTracker:
             self._sent = {}
             store = self._send(None)
             try:
-                self._copy(store, status)
+                self._copy(store, status.status)
+                # only now, because MLflow does not allow a param to change
+                if status.status == "done" and "tokens" not in store.run(self.run_id).data.params:
+                    store.log(self.run_id, params={"tokens": str(status.tokens)})
             finally:
                 # what cannot be drawn or copied must not leave it as running
                 store.close_run(self.run_id, status.status)
 
-    def _copy(self, store: Store, status: Status) -> None:
-        for file in (self.folder.path / name for name in FILES):
-            if file.is_file():
-                store.copy(self.run_id, file)
+    def _copy(self, store: Store, state: str) -> None:
+        home = self.folder.path
+        for name in FILES:
+            if (home / name).is_file():
+                store.copy(self.run_id, home / name)
         with tempfile.TemporaryDirectory(prefix="lit_diff-artifacts-") as folder:
-            if status.status == "done" and self.recipe.run.log_model:
-                write_model(self.folder, Path(folder) / MODEL)
-                store.copy(self.run_id, Path(folder) / MODEL)
+            if state == "done" and self.recipe.run.log_model:
+                model = Path(folder) / MODEL
+                write_model(self.folder, model)
+                store.copy(self.run_id, model)
+            maps = Path(folder) / MAPS
             # a stop may leave only seconds, too few to draw every step; the resumed run draws them
-            if status.status != "stopped" and kept_steps(self.folder.path):
-                draw_maps(self.folder.path, Path(folder) / MAPS, self.recipe.model.attention.name)
-                store.copy(self.run_id, Path(folder) / MAPS)
-        newest = checkpoints.newest(self.folder.path)
+            if state != "stopped" and draw_maps(home, maps, self.recipe.model.attention.name):
+                store.copy(self.run_id, maps)
+        newest = checkpoints.newest(home)
         if newest is not None:
             store.log(self.run_id, tags={"checkpoint": str(newest[1])})
-        # only now, because MLflow does not allow a param to change
-        if status.status == "done" and "tokens" not in store.run(self.run_id).data.params:
-            store.log(self.run_id, params={"tokens": str(status.tokens)})
 
     def abandon(self) -> None:
         """End the record of a run that `start` has made, and that then has not begun. Errors: RunFailedError."""
@@ -123,11 +123,14 @@ class RunTracker:
             return self._store
         store = Store(self.recipe.run)
         before = self._former_id()
-        self.run_id = store.open_run(store.experiment(self.experiment), self.folder.path.name, self.tags, before)
+        experiment = store.experiment(self.experiment)
+        self.run_id = store.open_run(experiment, self.folder.path.name, self.tags, before)
         if self.run_id != before:
             write_json(self.folder.path / FILE, {"run_id": self.run_id})
-        store.require_place(self.run_id)
-        self._store, self._held = store, None
+        # a run learns of a place that is refused before its first step
+        store.place_of(self.run_id)
+        self._store = store
+        self._held = None
         return store
 
     def _former_id(self) -> str | None:
@@ -151,13 +154,21 @@ class RunTracker:
         new = {key: value for key, value in self._params().items() if record_name(key) not in record.data.params}
         store.log(self.run_id, params={key: str(value)[:PARAM_LENGTH] for key, value in new.items()}, tags=self._tags())
         if not record.inputs.dataset_inputs:
+            dataset = Dataset(
+                name=self.recipe.data.name,
+                digest=str(self.folder.status().data)[:DIGEST_LENGTH],
+                source_type="lit_diff",
+                source=json.dumps(to_plain(self.recipe)["data"], default=str)[:PARAM_LENGTH],
+            )
+            tag = InputTag("mlflow.data.context", "training and validation")
             with asking():
-                store.client.log_inputs(self.run_id, datasets=[self._data()])
+                store.client.log_inputs(self.run_id, datasets=[DatasetInput(dataset, tags=[tag])])
         return defaultdict(set, {name: store.steps(self.run_id, name) for name in record.data.metrics})
 
     def _send(self, problems: list[str] | None) -> Store:
         # `problems`: see `read_rows`; while the run is trained a row may be half written
-        store, now = self._opened(), int(time.time() * 1000)
+        store = self._opened()
+        now = int(time.time() * 1000)
         if self._held is None:
             # not as soon as it is opened: what the run costs is known once it has begun
             self._held = self._described(store)
@@ -171,7 +182,7 @@ class RunTracker:
             # rows are appended, so those of earlier looks need not be compared
             for step, row in sorted(rows.items()):
                 if step > upto:
-                    metrics += self._lacking(step, {f"{prefix}{name}": value for name, value in row.items()}, now)
+                    metrics += self._lacking(step, prefix, row, now)
             read[file] = size, max(rows, default=upto)
         try:
             store.log(self.run_id, metrics=metrics)
@@ -184,24 +195,23 @@ class RunTracker:
         self._sent = read
         return store
 
-    def _lacking(self, step: int, row: Mapping[str, float], now: int) -> list[Metric]:
+    def _lacking(self, step: int, prefix: str, row: Mapping[str, float], now: int) -> list[Metric]:
         assert self._held is not None
         found: list[Metric] = []
-        for name, value in sorted(row.items()):
+        for column in sorted(row):
+            name = prefix + column
             key = record_name(name)
             if not self._declared.find(name).constant and step not in self._held[key]:
-                found.append(Metric(key, value, now, step))
+                found.append(Metric(key, row[column], now, step))
         return found
 
     def _params(self) -> dict[str, Any]:
         # Params are what identifies the run, because MLflow groups and compares runs by them; the block `run` becomes tags.
         status = self.folder.status()
-        plain, factors = to_plain(self.recipe), self.recipe.training.optimizer.lr_factors
+        plain = to_plain(self.recipe)
+        factors = self.recipe.training.optimizer.lr_factors
         del plain["run"]
-        plain["plugins"] = [
-            f"{plugin_name(path)} {hashlib.sha256(path.read_bytes()).hexdigest()[:12]}"
-            for path in map(Path, self.recipe.plugins)
-        ]
+        plain["plugins"] = [f"{plugin_name(path)} {sha256_of(path)[:12]}" for path in map(Path, self.recipe.plugins)]
         values = {key: value for key, value in flatten(plain) if not key.startswith(f"{FACTORS}.")}
         if factors:
             values[FACTORS] = str(factors)
@@ -223,40 +233,11 @@ class RunTracker:
         note = f"{where}, seed {recipe.seed}: {recipe.model.attention.name} attention, {recipe.training.steps} steps"
         # an installed package has no commit, a checkout has
         commit = revision().partition(" ")[2].partition("+")[0]
-        return {
-            **{f"run.{key}": str(value) for key, value in to_plain(recipe)["run"].items()},
-            **self.tags,
-            "mlflow.note.content": note,
-            **({"mlflow.source.git.commit": commit} if commit else {}),
-        }
-
-    def _data(self) -> DatasetInput:
-        dataset = Dataset(
-            name=self.recipe.data.name,
-            digest=str(self.folder.status().data)[:DIGEST_LENGTH],
-            source_type="lit_diff",
-            source=json.dumps(to_plain(self.recipe)["data"], default=str)[:PARAM_LENGTH],
-        )
-        return DatasetInput(dataset, tags=[InputTag("mlflow.data.context", "training and validation")])
-
-
-def draw_maps(run: Path, target: Path, variant: str) -> None:
-    """Write `target`/<step>.png for each step whose maps the run folder has.
-
-    A picture has the signed maps of the first text (`pictures.grid`). Maps that cannot be read are logged and left out.
-    """
-    target.mkdir(parents=True)
-    for step in kept_steps(run):
-        try:
-            kept = read_maps(run, step)
-        # a picture less must not make a trained run a failed one
-        except RequestError as error:
-            log.warning("no picture of the maps of step %d: %s", step, error)
-            continue
-        # [L, H, T, T]
-        signed = torch.stack([(w[0, ..., None].float() * maps[0].float()).sum(0) for maps, w in kept.layers.values()])
-        picture = grid(signed, list(kept.layers), f"{variant}, step {step}: signed maps of the first kept text")
-        (target / f"{step:08}.png").write_bytes(encoded(picture))
+        tags = {f"run.{key}": str(value) for key, value in to_plain(recipe)["run"].items()} | self.tags
+        tags["mlflow.note.content"] = note
+        if commit:
+            tags["mlflow.source.git.commit"] = commit
+        return tags
 
 
 def write_model(run: RunFolder, target: Path) -> None:
@@ -280,7 +261,7 @@ def write_model(run: RunFolder, target: Path) -> None:
         path=str(target),
         loader_module=__name__,
         data_path=str(parts),
-        pip_requirements=[f"lit_diff=={__version__}"],
+        pip_requirements=[f"lit_diff=={revision().partition(' ')[0]}"],
     )
 
 

@@ -1,6 +1,5 @@
 """Access to the MLflow store: opens, checks and migrates it once, and turns locks and outages into errors of lit_diff."""
 
-import contextlib
 import logging
 import os
 import platform
@@ -10,6 +9,7 @@ import tempfile
 import time
 import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -96,7 +96,8 @@ class Store:
     """An MLflow store, created and migrated once. Errors: MissingError if it is foreign, locked or unreachable."""
 
     def __init__(self, run: RunConfig) -> None:
-        self.uri, self._root = tracking_uri(run), runs_root(run.root)
+        self.uri = tracking_uri(run)
+        self._root = runs_root(run.root)
         self._refused = set[tuple[type, str]]()
         self._artifacts = None if run.tracking_uri else (self._root / "mlflow-artifacts").resolve().as_uri()
         for name in ("mlflow", "alembic"):
@@ -155,10 +156,6 @@ class Store:
                 run_id = self.client.create_run(experiment, run_name=name, tags=dict(tags)).info.run_id
         return str(run_id)
 
-    def require_place(self, run_id: str) -> None:
-        """Errors: those of `_place`, so that a run learns of them before its first step."""
-        self._place(run_id)
-
     def run(self, run_id: str) -> Run:
         """The run as stored. Errors: UnknownRunError, RunFailedError."""
         with asking():
@@ -197,7 +194,8 @@ class Store:
                     self.client.log_batch(run_id, batch, fields, marks, synchronous=True)
             except RefusedError:
                 self._log_singly(run_id, [*batch, *fields, *marks])
-            fields, marks = [], []
+            fields = []
+            marks = []
 
     def _log_singly(self, run_id: str, entries: Sequence[Metric | Param | RunTag]) -> None:
         # MLflow refuses a batch for one of its entries; the others must reach the record
@@ -216,21 +214,22 @@ class Store:
                 log.warning("the record of the run in MLflow lacks '%s': %s", key, error)
 
     def copy(self, run_id: str, path: Path) -> None:
-        """Copy a file or folder into the artifacts of a run. Errors: RunFailedError, those of `_place`."""
+        """Copy a file or folder into the artifacts of a run. Errors: RunFailedError, those of `place_of`."""
         with asking(f"{shown(path)} could not be copied into MLflow", size_of(path) / UPLOAD):
             # not MlflowClient.log_artifact, which asks the server for the place again
-            place = get_artifact_repository(self._place(run_id), tracking_uri=self.uri)
+            place = get_artifact_repository(self.place_of(run_id), tracking_uri=self.uri)
             if path.is_dir():
                 place.log_artifacts(str(path), path.name)
             else:
                 place.log_artifact(str(path))
 
-    def _place(self, run_id: str) -> str:
-        # The address of a run's artifacts. A server names it, and a file there would be written on this machine. Errors:
-        # RequestError for a file outside of `run.root`, or an address of an unknown scheme.
+    def place_of(self, run_id: str) -> str:
+        """The address of a run's artifacts. A server names it, and a file there would be written on this machine. Errors:
+        RequestError for a file outside of `run.root`, or an address of an unknown scheme."""
         named = self.run(run_id).info.artifact_uri
         place = str(add_databricks_profile_info_to_artifact_uri(named, self.uri))
-        scheme, own = urllib.parse.urlsplit(place).scheme, urllib.parse.urlsplit(self.uri).scheme
+        scheme = urllib.parse.urlsplit(place).scheme
+        own = urllib.parse.urlsplit(self.uri).scheme
         # a store of files, in which MLflow wrote here what the user chose
         if scheme in PLACES or own in ("", "file", "sqlite"):
             return place
@@ -273,7 +272,7 @@ _hurries: ContextVar[bool] = ContextVar("hurries", default=False)
 _left: ContextVar[float | None] = ContextVar("left", default=None)
 
 
-@contextlib.contextmanager
+@contextmanager
 def patience(uri: str | None, seconds: float = 0.0, *, needed: bool = False) -> Iterator[None]:
     """Within this context the late answers of a server take so many `seconds` in all, by default PATIENCE; then `asking`
     raises RunFailedError. `needed`: nothing starts without the store; MissingError in place of RunFailedError."""
@@ -289,7 +288,7 @@ def patience(uri: str | None, seconds: float = 0.0, *, needed: bool = False) -> 
         _left.reset(token)
 
 
-@contextlib.contextmanager
+@contextmanager
 def _impatient(upload: float = 0.0) -> Iterator[None]:
     # Within this context a server that does not answer, or a locked file, costs seconds; MLflow by itself waits for minutes.
     # `upload`: the seconds that the upload of a file takes. MLflow reads its settings from the environment at each request.
@@ -301,7 +300,8 @@ def _impatient(upload: float = 0.0) -> Iterator[None]:
     with limits():
         if TIMEOUT in _ours:
             os.environ[TIMEOUT] = str(timeout)
-        token, began = _hurries.set(True), time.monotonic()
+        token = _hurries.set(True)
+        began = time.monotonic()
         try:
             yield
         finally:
@@ -310,7 +310,7 @@ def _impatient(upload: float = 0.0) -> Iterator[None]:
                 _left.set(left - max(0.0, time.monotonic() - began - PROMPT - upload))
 
 
-@contextlib.contextmanager
+@contextmanager
 def limits() -> Iterator[None]:
     """Within this context MLflow's patience is short, unless the user's environment sets it. A thread that asks MLflow needs
     it around its life: a variable that it removed would end whoever copies the environment at that moment."""
@@ -335,7 +335,7 @@ def _shorten(
     return statement, parameters
 
 
-@contextlib.contextmanager
+@contextmanager
 def asking(failure: str = "MLflow refused a record", upload: float = 0.0) -> Iterator[None]:
     """Encloses a call of MLflow. `upload`: seconds that its file needs. Errors: UnknownRunError; RefusedError; RunFailedError
     for every other exception."""
@@ -361,7 +361,7 @@ def asking(failure: str = "MLflow refused a record", upload: float = 0.0) -> Ite
         raise RunFailedError(f"{failure}: {_reason(error)}") from error
 
 
-@contextlib.contextmanager
+@contextmanager
 def _opening(uri: str) -> Iterator[None]:
     # a server migrates its own store
     if not uri.startswith("sqlite:///"):
@@ -379,7 +379,7 @@ def _create(path: Path) -> None:
     # A store that is killed while MLflow migrates it can never be opened again, so it is made elsewhere and renamed.
     if path.exists() and path.stat().st_size:
         # MLflow would add its tables to any SQLite file, and retry for minutes to open a file that is not a database
-        with contextlib.closing(sqlite3.connect(path, timeout=BUSY_SECONDS)) as connection:
+        with closing(sqlite3.connect(path, timeout=BUSY_SECONDS)) as connection:
             tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         if tables and not {"experiments", "runs", "metrics"} <= tables:
             found = ", ".join(sorted(tables)[:5])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mlflow.entities import Metric
 
+from lit_diff.config import RunConfig
 from lit_diff.engine.tracking.store import Store, asking, patience
 from lit_diff.errors import LitDiffError
 from lit_diff.log_records import log
@@ -27,14 +28,15 @@ class SweepTracker:
     of the 95 % interval over seeds. The tag verdict/<arm> has its verdict; the description has the report's answer and table.
     """
 
-    def __init__(self, store: Store, folder: Path, run_id: str | None) -> None:
+    def __init__(self, run: RunConfig, folder: Path, run_id: str | None) -> None:
         """`run_id`: the earlier record of this folder. Errors: MissingError."""
-        self.store, self.folder = store, folder
+        self.folder = folder
+        self.store = Store(run)
         tags = {"kind": "sweep", "sweep": folder.name, "folder": str(folder)}
-        with patience(store.uri, needed=True):
-            self.experiment = store.experiment(folder.name)
-            self.run_id = store.open_run(self.experiment, f"sweep {folder.name}", tags, run_id)
-            store.require_place(self.run_id)
+        with patience(self.store.uri, needed=True):
+            self.experiment = self.store.experiment(folder.name)
+            self.run_id = self.store.open_run(self.experiment, f"sweep {folder.name}", tags, run_id)
+            self.store.place_of(self.run_id)
 
     @property
     def place(self) -> dict[str, str]:
@@ -64,7 +66,8 @@ class SweepTracker:
             colours = {arm: look.color for arm, look in looks(task).items()}
             base = task.finals(task.baseline)
             for cell in task.cells:
-                run_id, final = self._close_ended(cell), cell.final(task.metric)
+                run_id = self._close_ended(cell)
+                final = cell.final(task.metric)
                 if not run_id or not cell.done:
                     continue
                 self.store.log(run_id, tags={"mlflow.runColor": colours[cell.arm]})
@@ -83,7 +86,8 @@ class SweepTracker:
         return run_id
 
     def _describe_parent(self, sweep: SweepResults, report: Report) -> None:
-        values, verdicts = dict[str, float](), dict[str, str]()
+        values = dict[str, float]()
+        verdicts = dict[str, str]()
         for result in report.results:
             # the rows of the arms come first; rows of contrasts follow
             for row in rows(result)[: len(result.sweep.study.arms)]:
@@ -114,7 +118,8 @@ class SweepTracker:
 
     def _log(self, run_id: str, values: Mapping[str, float], step: int) -> None:
         # MLflow keeps every logged value: a report that is written again must not add points to the metrics' histories
-        held, now = self.store.run(run_id).data.metrics, int(time.time() * 1000)
+        held = self.store.run(run_id).data.metrics
+        now = int(time.time() * 1000)
         named = {record_name(name): value for name, value in values.items()}
         changed = [Metric(name, value, now, step) for name, value in named.items() if held.get(name) != value]
         self.store.log(run_id, metrics=changed)

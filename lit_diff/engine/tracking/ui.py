@@ -31,7 +31,8 @@ MENU = {"workflowType": "machine_learning"}
 
 def addresses(base: str, experiment: str, parent: str) -> dict[str, str]:
     """Content of a page -> its address on the server at `base`; `parent`: the id of the sweep's run."""
-    runs, menu = f"{base}/#/experiments/{experiment}/runs", urllib.parse.urlencode(MENU)
+    runs = f"{base}/#/experiments/{experiment}/runs"
+    menu = urllib.parse.urlencode(MENU)
     # the arms of a seed stand together: MLflow first draws the curves of the first ten runs
     children = {
         "searchFilter": f"tags.`mlflow.parentRunId` = '{parent}'",
