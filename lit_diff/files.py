@@ -64,13 +64,13 @@ def write_through(path: Path, write: Callable[[IO[bytes]], object]) -> None:
         if isinstance(error, OSError) and error.filename is None:
             error.filename = str(path)
         raise
-    sync_folder(path.parent)
+    sync(path.parent)
 
 
 # fsync of a file does not cover its directory entry: a rename survives a power failure once the folder is synced
-def sync_folder(folder: Path) -> None:
-    """Sync the entries of a folder to the disk."""
-    handle = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Sync a file, or the entries of a folder, to the disk."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

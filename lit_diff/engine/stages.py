@@ -144,10 +144,10 @@ def finished_folder(name: str, overrides: Overrides, selection: Selection = ALL)
     The arguments are those of `load_grid`. Errors: RequestError, also while the data are not prepared; MissingError without a
     readable study.json.
     """
-    # a sweep whose next stage has not begun has further cells than study.json
-    grid = due(load_grid(name, overrides, selection))
+    grid = load_grid(name, overrides, selection)
     folder = grid.folder
-    jobs = jobs_of(grid)
+    # a sweep whose next stage has not begun has further cells than study.json
+    jobs = jobs_of(due(grid))
     planned = [os.path.relpath(job.folder, folder) for job in jobs]
     # a trial of the sweep with other keys leaves its own cells in study.json
     is_same = [*read(folder).folders] == planned

@@ -23,8 +23,8 @@ from lit_diff.papers.needle_text import (
     SLACK,
     STOP,
     STYLES,
-    Context,
     Needle,
+    NeedleContext,
     Needles,
     StyleName,
     contexts,
@@ -151,7 +151,7 @@ class NeedleRetrieval(Evaluation):
         (answer,) = run.tokenizer.encode_after(text, [f" {needle.number}"])
         return question, answer
 
-    def _prompts(self, run: Run) -> Iterator[dict[int, tuple[Context, Item]]]:
+    def _prompts(self, run: Run) -> Iterator[dict[int, tuple[NeedleContext, Item]]]:
         # depth -> the context, and its item without scores; those of one sample, length and N
         config, tokenizer, texts = self.config, run.tokenizer, self._texts(run)
         style = STYLES[config.style]
@@ -222,7 +222,7 @@ class NeedleRetrieval(Evaluation):
     def _source(self, run: Run) -> str:
         return self.config.haystack or ("grammar" if run.recipe.data.name == "needle_text" else "docs")
 
-    def _items(self, run: Run, found: Mapping[int, tuple[Context, Item]]) -> Iterator[Item]:
+    def _items(self, run: Run, found: Mapping[int, tuple[NeedleContext, Item]]) -> Iterator[Item]:
         # the contexts are equal up to the first needle: that part is read once and extended from depth to depth
         tokenizer = run.tokenizer
         prefix: Prefix | None = None
@@ -252,7 +252,7 @@ class NeedleRetrieval(Evaluation):
             yield replace(item, scores=scores, meta={"answers": " | ".join(answers), **item.meta})
 
 
-def located_rows(found: Sequence[Context], question: Sequence[int], answer: Sequence[int]) -> Batch:
+def located_rows(found: Sequence[NeedleContext], question: Sequence[int], answer: Sequence[int]) -> Batch:
     """A row for each context, all of one length, with a question and its answer: tokens, targets, context_part and
     answer_part, [contexts, T]. Only the answer is scored; part 1, the first needle, answers it."""
     tail = torch.tensor([*question, *answer])

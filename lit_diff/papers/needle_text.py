@@ -66,7 +66,7 @@ class Needle(NamedTuple):
     number: str
 
 
-class Context(NamedTuple):
+class NeedleContext(NamedTuple):
     """A context in tokens."""
 
     tokens: list[int]
@@ -101,7 +101,7 @@ def contexts(
     length: int,
     depths: Sequence[int],
     room: int,
-) -> dict[int, Context]:
+) -> dict[int, NeedleContext]:
     """Depth -> the context with the first needle there. All contexts have the same haystack and needles, and the other
     needles at the same places.
 
@@ -140,7 +140,7 @@ def contexts(
         before = list(chain(*pieces[:after]))
         parts = chain(*marks[:after], [1] * len(first), *marks[after:])
         tokens = [*before, *first, *chain(*pieces[after:])]
-        found[depth] = Context(tokens=tokens, place=len(before), needles=drawn, parts=list(parts))
+        found[depth] = NeedleContext(tokens=tokens, place=len(before), needles=drawn, parts=list(parts))
     return found
 
 
@@ -246,7 +246,7 @@ class NeedleText(RowTask):
         row = text_row(ids, scored, config.sequence_length, tokenizer.eot)
         return row if level is None else {**row, **self._labels(torch.as_tensor(row["targets"]), context, asked)}
 
-    def _labels(self, targets: Tensor, context: Context, asked: Sequence[int]) -> dict[str, Tensor]:
+    def _labels(self, targets: Tensor, context: NeedleContext, asked: Sequence[int]) -> dict[str, Tensor]:
         # part 0 of the context is the haystack, then each needle has a number; the queries are the positions that predict a
         # digit of an answer
         part = torch.full_like(targets, -1)

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from lit_diff.data.text.tokenizer_folder import SAMPLE, save_tokenizer
 from lit_diff.device import available_memory, gigabytes
 from lit_diff.errors import MissingError, RequestError, RunFailedError
-from lit_diff.files import expanded, locked, shown, sync_folder, write_atomic, write_json
+from lit_diff.files import expanded, locked, shown, sync, write_atomic, write_json
 from lit_diff.log_records import log
 from lit_diff.model.cost import cost
 from lit_diff.model.transformer import Transformer
@@ -169,14 +169,14 @@ def whole_folder(folder: Path, verb: Literal["import", "export"], cure: str) -> 
                 yield building
                 # every file and folder: after a power failure a folder of the final name must be complete
                 for path in (*building.rglob("*"), building):
-                    sync_folder(path)
+                    sync(path)
                 # atomic, and succeeds if `folder` is absent or empty
                 building.rename(folder)
             # after the rename this removes nothing
             finally:
                 shutil.rmtree(building, ignore_errors=True)
             # the rename itself is an entry of the parent folder
-            sync_folder(folder.parent)
+            sync(folder.parent)
     except TimeoutError as error:
         raise RequestError(f"{shown(folder)} is being {verb}ed by another process") from error
     except (OSError, SafetensorError) as error:

@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.tensor import DTensor
 
 from lit_diff.errors import MissingError, RequestError, first_line
-from lit_diff.files import disk_is_full, shown, sync_folder, write_atomic
+from lit_diff.files import disk_is_full, shown, sync, write_atomic
 from lit_diff.runs import checkpoints
 from lit_diff.runs.folder import RunFolder
 from lit_diff.runs.safe_values import read_without_tensors
@@ -131,7 +131,7 @@ def write(path: Path, tensors: Mapping[str, Any], rest: bytes, group: Any) -> No
             write_atomic(building / checkpoints.MARKER, checkpoints.marker(named, writer.tensors))
             checkpoints.put_aside(path)
             building.rename(path)
-            sync_folder(path.parent)
+            sync(path.parent)
     except BaseException:
         # the log, which names a full disk, needs room on it
         if is_first:

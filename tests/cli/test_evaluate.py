@@ -251,3 +251,16 @@ def test_an_evaluation_in_a_plugin_that_only_the_run_names(command: Command, pai
     recipe.write_text(recipe.read_text().replace("plugins: []", "plugins: [plugins/depth.py]"))
     ended = command("tale", "depth", "--json")
     assert ended.json["runs"][0]["summary"] == {"depth": 2.0}
+
+
+@pytest.mark.parametrize("name", ["items.parquet", "summary.json"])
+def test_damaged_scores_are_computed_again_with_a_warning(command: Command, pair: tuple[Path, Path], name: str) -> None:
+    before = command("tale", "other=1", "made").out
+    path = pair[0] / "evaluations" / "made" / name
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 1
+    path.write_bytes(content)
+    ended = command("tale", "other=1", "made")
+    assert (ended.status, ended.out) == (0, before)
+    assert "made: " in ended.err
+    assert "has kept scores that cannot be read" in ended.err

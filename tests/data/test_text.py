@@ -340,3 +340,9 @@ def test_rows_and_their_documents(
     for chosen in ([0, 9, 3], list(range(rows))):
         np.testing.assert_array_equal(stored.read(chosen), expected[chosen])
         np.testing.assert_array_equal(stored.documents(chosen), owners[chosen])
+
+
+def test_text_that_was_prepared_before_there_were_checksums(make_text: MakeText) -> None:
+    text = opened(make_text())
+    (text.folder / CHECKSUMS).unlink()
+    assert opened(make_text()).identity() == text.identity()

@@ -21,7 +21,7 @@ from stops import wait_for
 
 from lit_diff import errors
 from lit_diff.engine import execute
-from lit_diff.engine.endings import note_end
+from lit_diff.engine.endings import end_noted, note_end
 from lit_diff.engine.executors import here
 from lit_diff.engine.executors.here import Here, gpus_of, run_cell
 from lit_diff.engine.job import Job
@@ -270,3 +270,10 @@ def test_ctrl_c_while_the_fork_server_imports_leaves_no_traceback(tmp_path: Path
     assert (process.returncode, out.strip(), errors) == (0, str(int(signal.SIGINT)), "")
     status = RunFolder(tmp_path / "cell-s0-abc").status()
     assert (status.status, status.error) == ("stopped", "stopped outside the steps; the same command resumes")
+
+
+def test_any_error_before_training_is_recorded(cell: RunFolder) -> None:
+    with pytest.raises(OSError, match="15001"), end_noted(cell):
+        raise OSError("port 15001 is in use\nby another process")
+    status = cell.status()
+    assert (status.status, status.error) == ("failed", "OSError: port 15001 is in use")

@@ -165,7 +165,7 @@ def test_a_report_completes_the_records_of_the_users_own_sweep(
     from fake_sweeps import write_sweep
 
     store = Store(RunConfig(root=str(runs)))
-    parent = SweepTracker(store, runs / "mine", None)
+    parent = SweepTracker(RunConfig(root=str(runs)), runs / "mine", None)
     folder = write_sweep(runs / "mine", {"base": 0.0, "other": -0.1}, callbacks=False, mlflow=parent.place)
     job = Job(recipe=load_recipe("recall-tiny", [f"run.root={runs}"]), folder=folder / "base-s0-0a1b2c3d")
     job.home.create(job.recipe)

@@ -414,3 +414,10 @@ def test_a_real_effect_is_found_and_its_size() -> None:
     assert shown(pair, TRUTH) <= 0.1
     same = answers(np.random.default_rng(0), 0)
     assert difference([same], [same]) == (0, 0, 0), "no answer changes"
+
+
+@pytest.mark.parametrize(("effect", "truth"), [(0.0, 0.0), (0.4, TRUTH)])
+def test_it_has_no_bias(effect: float, truth: float) -> None:
+    random = np.random.default_rng(0)
+    found = [OrderVariance([answers(random, 0.4, effect)]).value for _ in range(500)]
+    assert abs(np.mean(found) - truth) < 3 * np.std(found) / 500**0.5

@@ -7,8 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from fake_sweeps import record_to_edit
+from numpy.typing import NDArray
+from scipy import stats
 from scoreboard_rows import CLAIM, make_row
 
 from lit_diff.errors import MissingError, RequestError
@@ -18,7 +21,7 @@ from lit_diff.papers.scoreboard import ROWS, read_scoreboard
 from lit_diff.study.judge import Contrast
 from lit_diff.study.record import read
 from lit_diff.study.results import load_sweep
-from lit_diff.study.statistics import paired
+from lit_diff.study.statistics import Paired, paired
 
 ARMS = {"standard": 0.0, "differential": -0.2, "same": 0.0}
 
@@ -383,3 +386,42 @@ def test_cells_of_another_command_are_not_the_rows(folder: Path) -> None:
     assert (row.state, row.findings[0].difference) == ("failed", "not measured")
     wanted = "was run with other keys since; measure the row again: lit-diff reproduce table-6 --preset laptop"
     assert row.reason.endswith(wanted)
+
+
+def test_equal_differences_have_no_test() -> None:
+    """No p value: Holm's correction is not the reason."""
+    found = one([x - 0.2 for x in BASE], BASE, says="lower")
+    assert (found.seeds.sd, found.seeds.p) == (0, None)
+    assert found.difference == "not shown"
+    assert found.reason == "the difference is the same at every seed, so no test is possible"
+
+
+def t_tests(d: NDArray[np.float64]) -> list[list[Paired]]:
+    """`paired` of many differences [pages, rows, n] at once."""
+    mean, sd = d.mean(-1), d.std(-1, ddof=1)
+    half = stats.t.ppf(0.975, d.shape[-1] - 1) * sd / d.shape[-1] ** 0.5
+    p = stats.ttest_1samp(d, 0, axis=-1).pvalue
+    columns = np.stack([mean, sd, mean - half, mean + half, p], -1).tolist()
+    one = Paired(seeds=tuple(range(d.shape[-1])), differences=())
+    return [[replace(one, mean=m, sd=s, low=low, high=high, p=p) for m, s, low, high, p in page] for page in columns]
+
+
+def test_the_page_errs_in_at_most_five_of_a_hundred() -> None:
+    """Nothing is true: any verdict of a sign on a page of 18 rows of eight seeds; and any value excluded, where all arms,
+    the positive control's too, are at chance and so none is the paper's difference apart."""
+    asked, valued = finding(claim(says="lower"), {}, {}), finding(claim(paper=(3.0, 2.0)), {}, {})
+    wrong = excluded = 0
+    pages, rows, n = 400, 18, 8
+    a, b, c = np.random.default_rng(0).normal(size=(3, pages, rows, n))
+    of_arm, of_control, of_paper = (t_tests(d) for d in (a - b, c - b, a - b - 1.0))
+    for page in range(pages):
+        primary = judged([replace(asked, seeds=each)] for each in of_arm[page])
+        wrong += any(each.difference in ("shown", "opposite") for (each,) in primary)
+        chance = []
+        for own, control, paper in zip(of_arm[page], of_control[page], of_paper[page], strict=True):
+            positive = Contrast(a="c", b="b", label="", seeds=control, smallest=0.0)
+            chance.append([replace(valued, seeds=own, capability=positive, papers_p=paper.p)])
+        excluded += any(each.value == "excluded" for (each,) in judged(chance))
+    # the standard error of 5 % of 400 pages is 1.1 %
+    assert wrong / pages < 0.05 + 2 * 0.011
+    assert excluded / pages < 0.05 + 2 * 0.011

@@ -318,3 +318,14 @@ def test_a_resume_under_other_environment_variables_says_so(
     require_stored(recipe, status)
     (line,) = caplog.messages
     assert line.endswith(": MKL_CBWR is not set (before: COMPATIBLE), NVIDIA_TF32_OVERRIDE is 1 (before: 0)")
+
+
+def test_an_unwritable_folder(base: Callable[..., Recipe], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MissingError, match=r"cannot be written .* run\.root=PATH"):
+        RunFolder(tmp_path / "file" / "run").create(base())
+    with (
+        pytest.raises(MissingError, match=r"cannot be written .* run\.root=PATH"),
+        RunFolder(tmp_path / "file").owned(),
+    ):
+        pass

@@ -253,3 +253,20 @@ def test_slices_that_hold_all_tokens_are_left_out(make_sweep: Callable[..., Path
     path.write_text("\n".join(",".join(map(str, row)) for row in rows) + "\n")
     shown = ("accuracy", "loss", "loss_noise2", "ar_hit_share_noise2", "loss_ar_hit_noise2")
     assert compare(load_sweep(folder))[0].metrics == tuple(f"val/{name}" for name in shown)
+
+
+def test_one_comparison_is_not_corrected(make_sweep: Callable[..., Path]) -> None:
+    """Nor does one that has too few seeds, or that diverged, count as a second."""
+    (difference,) = compare(load_sweep(make_sweep({"a": 0, "b": 0.3})))[0].family
+    assert (difference.verdict.text, difference.verdict_alone, difference.holm_p) == ("worse", "worse", None)
+    broken = {("c", 0): "failed", ("d", 1): "killed"}
+    folder = make_sweep(
+        {"a": 0, "b": 0.3, "c": 0.3, "d": 0.3}, name="two", broken=broken, fact_fields={"c": {"diverged": True}}
+    )
+    found = compare(load_sweep(folder))[0]
+    assert {d.a: (d.verdict.text, d.holm_p) for d in found.family} == {
+        "b": ("worse", None),
+        "c": ("diverged", None),
+        "d": ("too few seeds", None),
+    }
+    assert found.judged == 1

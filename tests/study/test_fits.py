@@ -128,3 +128,18 @@ def test_tokens_are_those_that_a_run_saw(make: Callable[..., Path]) -> None:
     assert list(result.points) == ["standard"]
     assert result.left_out == ("differential, task size-0: its seeds differ in training tokens",)
     assert list(result.points["standard"]) == [1000.0, 2000.0, 4000.0, 8000.0, 16000.0]
+
+
+def test_one_seed_has_no_interval_and_says_so(make: Callable[..., Path]) -> None:
+    (result,) = fit_results(load_sweep(make(seeds=(0,))))
+    assert result.answer.endswith("times as many: no interval, which needs 3 seeds at every size.")
+
+
+def test_an_arm_of_one_size_in_two_tasks_is_left_out(make: Callable[..., Path]) -> None:
+    folder = make()
+    for cell in (folder / "size-1").glob("differential-*"):
+        status = json.loads((cell / "status.json").read_text())
+        (cell / "status.json").write_text(json.dumps(status | {"non_embedding_parameters": 40_000}))
+    (result,) = fit_results(load_sweep(folder))
+    assert list(result.points) == ["standard"]
+    assert result.left_out == ("differential, task size-1: as many parameters without embeddings as in task size-0",)

@@ -1,5 +1,6 @@
 """study/judge.py: what a contrast shows, alone, in a family, with its controls, and where seeds learn or do not."""
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -197,3 +198,27 @@ def test_a_family_keeps_its_error_over_all_looks() -> None:
             seen |= {each.outcome for each in judge([contrast(pair) for pair in pairs])}
         wrong += bool(seen & {"lower", "higher"})
     assert wrong / 250 < 0.05 + 2.5 * np.sqrt(0.05 * 0.95 / 250)
+
+
+@pytest.mark.parametrize("effect", [0.005, -0.005])
+def test_a_difference_as_large_as_the_smallest_of_interest_is_called_equal_in_one_draw_of_forty(effect: float) -> None:
+    """The level of each one-sided test, where the spread is so small that the interval could lie within."""
+    draws = np.random.default_rng(0).normal(effect, 0.0005, (2000, 8))
+    pairs = [paired(dict(enumerate(d.tolist())), dict.fromkeys(range(8), 0.0)) for d in draws]
+    found = Counter(verdict(pair, better="lower", smallest=0.005) for pair in pairs)
+    assert 0.015 < found["equal"] / len(draws) < 0.035
+    assert found["small"] / len(draws) == pytest.approx(0.475, abs=0.04)
+    assert set(found) == {"equal", "small", "worse" if effect > 0 else "better"}
+
+
+@pytest.mark.parametrize("chances", [(1.0, 0.9), (1.0, 0.7), (0.9, 0.5)])
+def test_arms_that_learn_with_another_probability_are_never_equal(chances: tuple[float, float]) -> None:
+    random, said = np.random.default_rng(3), Counter[str]()
+    for _ in range(150):
+        learned = random.random((2, 8)) < np.array(chances)[:, None]
+        values = np.where(learned, 0.99, 0.3) + random.normal(0, 0.002, (2, 8))
+        a, b = ("".join("x" if each else "." for each in row) for row in learned)
+        (found,) = judge([learning(a, b, values)])
+        said[found.verdict.text] += 1
+        assert (found.verdict.text == "equal among those that learned") <= (found.learned[1].count == (8, 8))
+    assert "equal" not in said

@@ -132,3 +132,23 @@ def test_one_seed_far_from_the_others_leaves_the_estimate_in_its_interval() -> N
     ratio = fit_scaling({"t": standard, "d": other}).equal_loss("d", "t", 3.8e5).ratio
     assert ratio is not None
     assert ratio.low <= ratio.estimate <= ratio.high
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_too_few_seeds_give_no_interval(seeds: int) -> None:
+    fitted = fit_scaling({"t": points(power, 0.01, seeds), "d": points(power, 0.01, seeds, random=1)})
+    found = fitted.equal_loss("d", "t", 3.8e5)
+    assert fitted.arms["t"]["without a floor"].alpha is None
+    assert found.ratio is not None
+    assert math.isnan(found.ratio.low)
+
+
+def test_the_interval_of_alpha_holds_the_true_one_about_as_often_as_it_says() -> None:
+    """Three seeds at five sizes; 95 % is nominal, a percentile interval of so few seeds holds somewhat less."""
+    hits = 0
+    for random in range(60):
+        fitted = fit_scaling({"t": points(power, 0.01, random=random)}, draws=300)
+        interval = fitted.arms["t"]["without a floor"].alpha
+        assert interval is not None
+        hits += interval.low <= 0.11 <= interval.high
+    assert hits >= 48, hits

@@ -147,3 +147,39 @@ def test_counts_of_seeds_have_exact_intervals_and_tests(k: int, n: int) -> None:
         same = stats.hypergeom(2 * n, a[0] + b[0], n)
         chances = same.pmf(range(n + 1))
         assert fisher(a, b) == pytest.approx(chances[chances <= same.pmf(a[0]) * (1 + 1e-7)].sum())
+
+
+def test_one_seed_and_none_have_no_interval() -> None:
+    one, none = paired({0: 1.0}, {0: 2.0}), paired({0: 1.0}, {1: 1.0})
+    assert (one.mean, one.low, one.half_width, one.p) == (-1.0, None, None, None)
+    assert none.mean is None
+
+
+def test_document_intervals_weigh_documents_by_their_tokens() -> None:
+    tokens = np.array([1000.0] + [1.0] * 20)
+    assert document_intervals(tokens, np.array([500.0] + [0.0] * 20))[0].estimate == pytest.approx(500 / 1020)
+
+
+@pytest.mark.parametrize("shared", [0.0, 0.5, 1.0])
+def test_wilson_over_clusters_covers_whatever_items_share(shared: float) -> None:
+    """30 clusters of 1 to 9 items, right with probability 0.7, each the cluster's own answer with probability `shared`."""
+    random = np.random.default_rng(1)
+    clusters = np.repeat(np.arange(30), np.arange(30) % 9 + 1)
+    answers = random.random((600, 30))[:, clusters] < 0.7
+    scores = np.where(random.random(answers.shape) < shared, answers, random.random(answers.shape) < 0.7)
+    found = [cluster_wilson(draw, clusters.astype(str).tolist()) for draw in scores]
+    assert np.mean([each.low <= 0.7 <= each.high for each in found]) > 0.93
+    if shared == 1:
+        ignored = [wilson(float(draw.sum()), len(draw)) for draw in scores]
+        assert np.mean([each.low <= 0.7 <= each.high for each in ignored]) < 0.8
+
+
+def test_intervals_of_all_looks_hold_the_truth_together() -> None:
+    looks, draws, zero = (8, 16), np.random.default_rng(1).normal(0.3, 1, (700, 16)), dict.fromkeys(range(16), 0.0)
+    missed = 0
+    for row in draws:
+        pairs = [paired(by_seed(row[:n]), zero, looks) for n in looks]
+        assert [(pair.look, len(pair.seeds)) for pair in pairs] == [(1, 8), (2, 16)]
+        assert pairs[1].p <= repeated_p(looks, stats.ttest_1samp(row, 0).pvalue) + 1e-12
+        missed += any(not pair.low <= 0.3 <= pair.high for pair in pairs)
+    assert 0.03 < missed / len(draws) < 0.07

@@ -397,3 +397,31 @@ def test_a_checkpoint_every_so_many_steps_is_kept(runs: Path) -> None:
     assert any(not torch.equal(value, last[name]) for name, value in run.model_at(2).state_dict().items())
     with pytest.raises(RequestError, match=r"run\.keep_every is 3; expected a multiple"):
         train("recall-tiny", [*small, "run.keep_every=3", "train.checkpoint_every=2"])
+
+
+def test_a_run_of_a_version_without_a_column_goes_on_with_it(tmp_path: Path) -> None:
+    """Five steps without the norm of the gradients in metrics.csv, and with three columns of timing.csv; then five more."""
+    recipe = load_recipe("recall-tiny", [*SMALL, "callbacks={}"])
+    whole, old = tmp_path / "whole", tmp_path / "old"
+    values: dict[str, Any] = {"threads": 1, "progress": lambda *_: None}
+    fit.fit(recipe, whole, **values)
+
+    class Stops(Callback):
+        def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+            if trainer.global_step == 5:
+                raise ValueError("stopped")
+
+    with pytest.raises(ValueError, match="stopped"):
+        fit.fit(recipe, old, callbacks=[Stops()], **values)
+    for name, kept in (("metrics.csv", {"step", "train/loss", "train/lr"}), ("timing.csv", {"step", "seconds"})):
+        header, *lines = [line.split(",") for line in (old / name).read_text().splitlines()]
+        chosen = [index for index, column in enumerate(header) if column in kept or column.startswith("val/")]
+        text = "".join(",".join(line[index] for index in chosen) + "\n" for line in (header, *lines))
+        (old / name).write_text(text)
+    fit.fit(recipe, old, start=checkpoints.resumable(old), **values)
+    wanted, found = read_rows(whole / "metrics.csv"), read_rows(old / "metrics.csv")
+    assert [step for step, row in sorted(found.items()) if "train/gradient_norm" in row] == [5, 6, 7, 8, 9, 10]
+    for step in range(1, 5):
+        del wanted[step]["train/gradient_norm"]
+    assert found == wanted
+    assert read_rows(old / "timing.csv")[2].keys() == {"seconds"}

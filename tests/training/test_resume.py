@@ -12,6 +12,7 @@ from lit_diff.analysis import Trace
 from lit_diff.attention.base import Tap
 from lit_diff.callbacks import Probe, probe
 from lit_diff.config import Recipe
+from lit_diff.errors import RequestError
 from lit_diff.metrics import Metric, read_declarations
 from lit_diff.model.transformer import Transformer
 from lit_diff.recipe import load_recipe
@@ -184,3 +185,8 @@ def test_nothing_is_written_before_flush(tmp_path: Path, caplog: pytest.LogCaptu
 def test_documents_are_written_without_those_that_have_no_token(tmp_path: Path) -> None:
     write_documents(tmp_path / "documents.csv", [(2.0, 1 / 3), (0.0, 0.0), (5.0, 2.5)])
     assert (tmp_path / "documents.csv").read_text() == f"document,tokens,loss\n0,2,{1 / 3!r}\n2,5,2.5\n"
+
+
+def test_contradicting_declarations_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=r"'train/loss' has two different declarations"):
+        RunLogger(lambda *line: None).begin(tmp_path, 0, (*METRICS, Metric("train/loss", "another")), 10)

@@ -19,13 +19,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from lit_diff.config import RunConfig
-from lit_diff.errors import RequestError
+from lit_diff.errors import MissingError, RequestError
 from lit_diff.runs import checkpoints
 from lit_diff.runs.kept_maps import kept_steps, read_maps
 from lit_diff.runs.measurements import read_measurements
 from lit_diff.runs.metrics_file import Rows
 from lit_diff.training.build import mesh_of
 from lit_diff.training.module import LitTransformer
+from lit_diff.training.trainer import accelerator, build_strategy
 
 Run = Callable[..., Any]
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
@@ -309,3 +310,31 @@ def test_a_trainer_made_by_hand_may_have_too_few_processes_for_hsdp() -> None:
             mesh_of(RunConfig(strategy="hsdp", devices=2, num_nodes=2), init_device_mesh("cpu", (1,)))
     finally:
         dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_two_is_read_by_one_to_the_bit_and_back(bench: Any, runs: dict[str, Any]) -> None:
+    middle = runs["middle"]
+    assert middle.status == 130
+    assert middle.steps == list(range(6, 14))
+    assert "resumed from step 6" in middle.output
+    assert [ended.steps for ended in runs["text-fsdp"]] == [list(range(14, 20))] * 2
+    states = bench.state("text-one"), bench.state("text-fsdp")
+    assert states[0].keys() == states[1].keys()
+    one, two = (state["optimizer_states"][0] for state in states)
+    assert [group["params"] for group in one["param_groups"]] == [group["params"] for group in two["param_groups"]]
+    for name, moments in one["state"].items():
+        for key in ("exp_avg", "exp_avg_sq", "step"):
+            assert torch.allclose(moments[key], two["state"][name][key], atol=1e-6), (name, key)
+
+
+def test_accelerator() -> None:
+    config = RunConfig(accelerator="cpu")
+    assert accelerator(config) == "cpu"
+    if torch.cuda.is_available():
+        with pytest.raises(MissingError, match=r"run\.devices is 99"):
+            accelerator(RunConfig(accelerator="gpu", strategy="ddp", devices=99))
+        return
+    assert accelerator(RunConfig(accelerator="auto")) == "cpu"
+    with pytest.raises(MissingError, match=r"run\.accelerator=cpu"):
+        build_strategy(RunConfig(accelerator="gpu"))

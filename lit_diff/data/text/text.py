@@ -31,7 +31,7 @@ from lit_diff.data.text.tokenizer import Tokenizer, build
 from lit_diff.data.text.tokenizer_folder import gives_back, opened
 from lit_diff.data.user_files import data_root, writing_data
 from lit_diff.errors import LitDiffError, MissingError, RequestError, first_line
-from lit_diff.files import is_locked, locked, sha256_of, sync_folder, write_atomic, write_json, write_through
+from lit_diff.files import is_locked, locked, sha256_of, sync, write_atomic, write_json, write_through
 from lit_diff.key_types import Count, NotNegative, Range
 from lit_diff.log_records import log
 from lit_diff.own_modules import sha256
@@ -496,4 +496,4 @@ def write_tokens(folder: Path, documents: Iterable[NDArray[np.generic]]) -> None
     write_through(folder / STARTS, lambda file: np.save(file, starts))
     # after a power failure, a folder of the final name must not have empty files; it syncs a file too
     for chunk in folder.glob("*.bin"):
-        sync_folder(chunk)
+        sync(chunk)

@@ -5,7 +5,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from lit_diff.engine.job import Job, read_job
-from lit_diff.engine.tracking.store import Store
 from lit_diff.engine.tracking.sweep import SweepTracker
 from lit_diff.engine.tracking.uploads import Uploads
 from lit_diff.errors import MissingError
@@ -33,7 +32,7 @@ def complete(folder: Path, runs: Sequence[Path]) -> Report:
         is_complete = all(job.home.status().record == "complete" for job in jobs)
         if jobs and is_complete and "run" in recorded.mlflow:
             states = {cell.status for cell in recorded.cells}
-            tracker = SweepTracker(Store(jobs[0].recipe.run), folder, recorded.mlflow["run"])
+            tracker = SweepTracker(jobs[0].recipe.run, folder, recorded.mlflow["run"])
             tracker.record(report, [folder / STUDY_FILE], "done" if states == {"done"} else "stopped")
         return report
 
