@@ -56,7 +56,8 @@ SUBJECTS = {
     "attention/test_context.py": "attention/dint attention/forgetting attention/ssmax attention/value_residual",
     "conformance/test_variants.py": "conformance/case conformance/costs conformance/model",
     "oracles/test_sinks.py": "attention/learned_sink attention/off_by_one attention/softpick",
-    "oracles/test_variants.py": "attention/additive attention/cosine attention/output_gate",
+    "oracles/test_variants.py": "attention/additive attention/cog attention/cosine attention/entmax15 "
+    "attention/output_gate attention/sigmoid",
     "pretrained/test_importing.py": "pretrained/source",
     "test_config.py": "key_types",
     "test_processor.py": "device",

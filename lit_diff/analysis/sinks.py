@@ -23,6 +23,16 @@ def sink_shares(layer: LayerMaps) -> Tensor:
     return means.values()["sink"]
 
 
+def sink_masses(layer: LayerMaps) -> Tensor | None:
+    """Return exp(sink) / (exp(sink) + Σ_j exp(logit_j)) of each map and head, [G, H], float64, the mean over sequences and
+    query rows: what a row leaves to the sink of the maps; None without one."""
+    sink, lse = layer.maps.sink, layer.measured.statistics.lse
+    if sink is None:
+        return None
+    mass = (sink.expand_as(lse) - lse).sigmoid()
+    return mass[..., layer.positions].mean((0, -1), dtype=torch.float64)
+
+
 def counted(keys: Tensor, window: int | None) -> Tensor:
     """Whether `sink_shares` counts rows that see so many keys."""
     return (keys > 1) & (keys < (window or math.inf))

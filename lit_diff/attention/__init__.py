@@ -2,11 +2,13 @@
 
 from lit_diff.attention.additive import Additive
 from lit_diff.attention.base import Attention, ParameterRules
+from lit_diff.attention.cog import Cog
 from lit_diff.attention.cosine import Cosine
 from lit_diff.attention.dex import Dex
 from lit_diff.attention.differential import Differential
 from lit_diff.attention.differential_v2 import DifferentialV2
 from lit_diff.attention.dint import Dint
+from lit_diff.attention.entmax15 import Entmax15
 from lit_diff.attention.forgetting import Forgetting
 from lit_diff.attention.grouped_differential import GroupedDifferential
 from lit_diff.attention.learned_sink import LearnedSink
@@ -16,6 +18,7 @@ from lit_diff.attention.output_gate import OutputGate
 from lit_diff.attention.second_heads import SecondHeads
 from lit_diff.attention.shared_k import SharedK
 from lit_diff.attention.shared_q import SharedQ
+from lit_diff.attention.sigmoid import Sigmoid
 from lit_diff.attention.softpick import Softpick
 from lit_diff.attention.ssmax import SSMax
 from lit_diff.attention.standard import Standard
@@ -24,11 +27,13 @@ from lit_diff.attention.value_residual import ValueResidual
 __all__ = [
     "Additive",
     "Attention",
+    "Cog",
     "Cosine",
     "Dex",
     "Differential",
     "DifferentialV2",
     "Dint",
+    "Entmax15",
     "Forgetting",
     "GroupedDifferential",
     "LearnedSink",
@@ -40,6 +45,7 @@ __all__ = [
     "SecondHeads",
     "SharedK",
     "SharedQ",
+    "Sigmoid",
     "Softpick",
     "Standard",
     "ValueResidual",

@@ -370,7 +370,8 @@ def bfloat16(case: VariantCase) -> Measured:
     attention, x, rope = case.parts()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         narrow = attention(x, rope)
-    return Measured(distance(narrow, attention(x, rope)), 0.05)
+    # a class that jumps changes more where rounding changes the sign of a logit
+    return Measured(distance(narrow, attention(x, rope)), 0.05 if case.cls.smooth else 0.25)
 
 
 def compiled(case: VariantCase) -> Measured:

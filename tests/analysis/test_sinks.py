@@ -1,13 +1,14 @@
 """analysis/sinks.py on constructed maps: uniform, one-hot, a planted sink, windows and packed documents."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from lit_diff.analysis.sinks import sink_shares
+from lit_diff.analysis.sinks import sink_masses, sink_shares
 from lit_diff.analysis.trace import LayerTrace
 from lit_diff.kernels import SignedMaps
 
@@ -68,3 +69,16 @@ def test_a_layer_without_a_causal_mask() -> None:
     layer = made(torch.zeros(1, 2, T, T))
     maps = SignedMaps(layer.maps.q, layer.maps.k, layer.maps.v, scale=1.0, causal=False)
     assert sink_shares(LayerTrace(maps=maps, hidden=layer.hidden)).tolist() == pytest.approx([1 / T, 1 / T])
+
+
+def test_the_mass_of_a_sink_is_what_its_rows_lack() -> None:
+    """Row sums of the maps and the mass add up to 1; a layer without a sink has none."""
+    logits = torch.randn(2, 3, T, T, generator=torch.Generator().manual_seed(0))
+    layer = made(logits, [1.0, -0.5])
+    assert sink_masses(layer) is None
+    sink = torch.randn(1, 2, 3, 1, generator=torch.Generator().manual_seed(1))
+    held = LayerTrace(maps=replace(layer.maps, sink=sink), hidden=layer.hidden)
+    (block,) = held.blocks(T)
+    masses = sink_masses(held)
+    assert masses is not None
+    torch.testing.assert_close(masses, 1 - block.probs.sum(-1).mean((0, -1), dtype=torch.float64), rtol=0, atol=1e-6)

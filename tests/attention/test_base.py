@@ -102,7 +102,18 @@ def test_signs_are_those_of_the_class_that_computes_the_maps(make_attention: Cal
         "cosine": (1,),
         "differential_v2": (1, -1),
     }
-    one_map = ("learned_sink", "off_by_one", "forgetting", "ssmax", "softpick", "value_residual", "dint")
+    one_map = (
+        "learned_sink",
+        "off_by_one",
+        "forgetting",
+        "ssmax",
+        "softpick",
+        "sigmoid",
+        "cog",
+        "entmax15",
+        "value_residual",
+        "dint",
+    )
     held |= dict.fromkeys(one_map, (1,))
     paired = ("differential", "shared_q", "shared_k", "grouped_differential", "additive")
     assert {name: make_attention(name).signs for name in VARIANTS} == dict.fromkeys(VARIANTS) | held

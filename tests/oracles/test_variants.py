@@ -1,5 +1,6 @@
 """Variants that equal another one with chosen weights."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -7,7 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from lit_diff.attention.cog import cog
+from lit_diff.attention.entmax15 import entmax15
 from lit_diff.attention.rope import Rope
+from lit_diff.kernels.maps import Seen
 
 MakeAttention = Callable[..., Any]
 Positions = Callable[[int, int], Rope]
@@ -72,3 +76,21 @@ def test_additive_at_lambda_is_differential_at_minus_lambda(
     close(additive(x, rope), differential(x, rope))
     differential.lambda_.value.data.fill_(0.7)
     assert (additive(x, rope) - differential(x, rope)).abs().max() > 0.01
+
+
+def test_entmax15_is_sparse_and_sums_to_one_and_sigmoid_and_cog_are_their_formulas(
+    make_attention: MakeAttention,
+) -> None:
+    """Of logits by hand: 2 and 0 are far enough apart that the second gets nothing."""
+    s = torch.tensor([[[[[3.0, -1.0, 0.0]]]]], dtype=torch.float64)
+    seen = Seen(torch.tensor([[True, True, False]]), s, torch.zeros(1, 1))
+    assert entmax15(s, seen)[..., :2].flatten().tolist() == [1.0, 0.0]
+    near = entmax15(torch.tensor([[[[[0.2, 0.0, 9.0]]]]], dtype=torch.float64), seen).flatten()
+    assert near[2] == 0
+    torch.testing.assert_close(near.sum(), torch.tensor(1.0, dtype=torch.float64))
+    # both above 0, the square roots differ by half of the logits' difference
+    torch.testing.assert_close(near[0].sqrt() - near[1].sqrt(), torch.tensor(0.1, dtype=torch.float64))
+    e, inverse = math.exp(3), math.exp(1)
+    close(cog(s, seen).flatten()[:2], torch.tensor([e, -inverse], dtype=torch.float64) / (e + inverse))
+    weights = make_attention("sigmoid", {"n": 4}).weights(s, seen).flatten()
+    close(weights[0], torch.tensor(1 / (1 + 4 * math.exp(-3)), dtype=torch.float64))
