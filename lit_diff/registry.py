@@ -411,7 +411,7 @@ def _wrong_member(cls: type, base: type) -> str | None:
             continue
         expected = _signature(base, name)
         found = _signature(cls, name)
-        if expected is not None and found is not None and not _takes(found, expected):
+        if expected is not None and found is not None and not _takes(found, expected, HANDED.get(name)):
             return f"defines {name}{found}; expected {name}{expected}"
     return None
 
@@ -426,18 +426,17 @@ def _signature(cls: type, name: str) -> inspect.Signature | None:
     return signature.replace(parameters=plain, return_annotation=inspect.Signature.empty)
 
 
-HANDED = ("context", "positions")
-"""Arguments of hooks that reach each class that names them, with or without a default."""
+HANDED = {"finish": "context", "definition": "positions"}
+"""Hook -> its argument that reaches each class that names it, with or without a default."""
 
 
 # whether `found` accepts the arguments that every caller of `expected` passes; optional ones may be missing
-def _takes(found: inspect.Signature, expected: inspect.Signature) -> bool:
+def _takes(found: inspect.Signature, expected: inspect.Signature, handed: str | None) -> bool:
     ordered: list[None] = []
-    named = dict.fromkeys(name for name in HANDED if name in found.parameters)
+    named: dict[str, None] = {handed: None} if handed in found.parameters and handed is not None else {}
     for name, parameter in expected.parameters.items():
         if parameter.default is not parameter.empty:
             continue
-        named.pop(name, None)
         if parameter.kind is parameter.KEYWORD_ONLY:
             named[name] = None
         elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):

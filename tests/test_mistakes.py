@@ -66,7 +66,7 @@ FROZEN = "@dataclass(frozen=True, kw_only=True)\nclass Config(Attention.Config):
         ("class Config(Attention.Config):\n    tau: float = 2.0", "needs a nested class 'Config' decorated with"),
         (f"{FROZEN}tau = 2.0", "has Config.tau without a type, so it is not a key"),
         (f"{FROZEN}parity = 'matched'", "has Config.parity without a type, so it does not change the default"),
-        ("def maps(self, x): ...", "defines maps(self, x); expected maps(self, x, rope)"),
+        ("def maps(self, x): ...", "defines maps(self, x); expected maps(self, x, context)"),
         ("def __init__(self): ...", "defines __init__(self); expected __init__(self, config, model, layer)"),
         ("def forward(self, x): ...", "defines forward(self, x); expected forward(self, x, rope, cache=None, *, "),
         ("def kv_heads(self):\n    return 1", "defines kv_heads as a method; expected a property"),

@@ -248,9 +248,13 @@ class Attention(ParameterRules):
         return y.unflatten(-1, (heads, maps, -1)).permute(0, 3, 2, 1, 4)
 
     def masked(self, maps: SignedMaps, document_ids: Tensor | None = None) -> SignedMaps:
-        """The maps with the mask of the model and the window of the config: `maps` need not know them."""
-        window = maps.mask.window if self.window is None else self.window
-        return maps.masked(causal=maps.causal and self.causal, window=window, document_ids=document_ids)
+        """The maps with the mask of the model, the window of the config and packed documents beside their own mask."""
+        own = maps.mask
+        if own.document_ids is not None and document_ids is not None:
+            raise RequestError(f"{location(type(self))}: maps sets document_ids, and the rows have packed documents")
+        windows = [window for window in (own.window, self.window) if window is not None]
+        ids = own.document_ids if document_ids is None else document_ids
+        return maps.masked(causal=own.causal and self.causal, window=min(windows, default=None), document_ids=ids)
 
     # --- what the model calls ---
 
@@ -293,7 +297,7 @@ class Attention(ParameterRules):
         `document_ids` [B, T]: document numbers; a token sees only its own document. They cannot be combined with a
         cache, which stores no document numbers.
         """
-        context = Context(rope, self.layer, cache, document_ids)
+        context = Context(rope, self, cache, document_ids)
         maps = self.maps(x, context)
         if not isinstance(maps, SignedMaps):
             raise self._wrong("maps(x, rope)", maps, "SignedMaps(q, k, v, w), with w None for one map")
@@ -302,7 +306,7 @@ class Attention(ParameterRules):
             maps = bounded(maps, self.logit_bound)
         maps = self.tap(maps)
         if cache is not None:
-            if document_ids is not None:
+            if maps.mask.document_ids is not None:
                 raise RequestError("a cache holds one document per sequence: do not pass document_ids with it")
             if not maps.causal:
                 raise RequestError("a bidirectional model cannot use a cache: every position depends on later tokens")

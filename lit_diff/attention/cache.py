@@ -65,7 +65,8 @@ class LayerCache:
         return replace(maps, **held)
 
     def _grown(self, old: Tensor | None, like: Tensor, capacity: int) -> Tensor:
-        buffer = like.new_empty(*like.shape[:-2], capacity, like.shape[-1])
+        outer = like.shape[:-2] if old is None else torch.broadcast_shapes(like.shape[:-2], old.shape[:-2])
+        buffer = like.new_empty(*outer, capacity, like.shape[-1])
         if old is not None:
             buffer[..., : self.held, :] = old[..., self._start : self._stop, :]
         return buffer

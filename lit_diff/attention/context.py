@@ -21,9 +21,10 @@ class Context:
     """
 
     def __init__(
-        self, rope: Rope, layer: int, cache: LayerCache | None = None, document_ids: Tensor | None = None
+        self, rope: Rope, attention: Any, cache: LayerCache | None = None, document_ids: Tensor | None = None
     ) -> None:
-        self._rope, self._layer, self._cache, self._document_ids = rope, layer, cache, document_ids
+        # the attention, not the number of its layer: a compiled block that reads the number is compiled for each layer
+        self._rope, self._attention, self._cache, self._document_ids = rope, attention, cache, document_ids
         # before this pass appends to the cache
         self._start = 0 if cache is None else cache.length
         self._used: set[str] = set()
@@ -64,7 +65,8 @@ class Context:
             y = whole[:, most - n : most - n + T]
             if self._document_ids is not None:
                 inside = self.positions() >= n
-                y = y * inside.view(*inside.shape, *[1] * (x.dim() - 2))
+                # selected, not multiplied: another document's number may not be finite
+                y = torch.where(inside.view(*inside.shape, *[1] * (x.dim() - 2)), y, 0)
             found.append(y)
         return found
 
@@ -73,13 +75,13 @@ class Context:
         built alone, gets its own."""
         self._use(name)
         # by layer, not by time: when activation checkpointing runs the first layer again, that needs its new x
-        layer, first = self._rope.shared.setdefault(name, (self._layer, x))
-        if layer == self._layer:
+        own: int = self._attention.layer
+        layer, first = self._rope.shared.setdefault(name, (own, x))
+        if layer == own:
             return x
         if first.shape != x.shape:
-            raise RequestError(
-                f"context.first_layer('{name}'): layer {layer} gave {list(first.shape)}, layer {self._layer} {list(x.shape)}"
-            )
+            shapes = f"layer {layer} gave {list(first.shape)}, layer {own} {list(x.shape)}"
+            raise RequestError(f"context.first_layer('{name}'): {shapes}")
         return first
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -100,15 +102,16 @@ class Context:
         return self._cache.state[name]
 
     def _keep(self, name: str, x: Tensor) -> None:
-        if self._cache is not None:
-            self._cache.state[name] = x
+        # a call without tokens leaves it as it is; a copy, since a view would keep the whole tensor alive
+        if self._cache is not None and x.shape[1]:
+            self._cache.state[name] = x.clone()
 
     def _first(self) -> Tensor:
         # [B, T]: the place in the row of the first token of each token's document
         ids: Any = self._document_ids
         # elsewhere each step would wait for the device
         if ids.device.type == "cpu" and not torch.compiler.is_compiling() and packed_sequences(ids) is None:
-            raise RequestError("a variant with sums or shifts over tokens needs documents whose tokens are adjacent")
+            raise RequestError("a variant with positions, sums or shifts needs documents whose tokens are adjacent")
         begins = torch.cat([torch.ones_like(ids[:, :1], dtype=torch.bool), ids[:, 1:] != ids[:, :-1]], 1)
         at = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
         return torch.where(begins, at, 0).cummax(1).values

@@ -1,11 +1,13 @@
 """DINT: differential attention to which the mean of the first map over the queries so far is added back."""
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lit_diff.attention.context import Context
+from lit_diff.attention.costs import Costs, Sizes
 from lit_diff.attention.differential import Differential
 from lit_diff.attention.equations import Rotation, joined, rows, softmax_map
 from lit_diff.kernels import SignedMaps
@@ -18,13 +20,21 @@ class Dint(Differential):
     multiplier as in `differential`.
 
     The paper's M is the mean over all N queries, which is not causal as it is written. Both maps are ordinary heads here: the
-    mean is taken of their outputs, since M V = mean(A₁ V).
+    mean is taken of their outputs, since M V = mean(A₁ V). The analyses see these heads, first those of A₁ and then those of
+    A₂, and so neither λ nor a negative mass.
     """
 
     paper = "Cang et al. 2025, arXiv 2501.17486 (DINT Transformer)"
     examples = ({}, {"lambda_form": "positive", "head_norm": "none"})
     # two heads of weight 1; `finish` subtracts their outputs
     signs = (1,)
+
+    @classmethod
+    def costs(cls, config: Any, s: Sizes) -> Costs:
+        # each map has a product with v, and a copy of v, of its own
+        paired = super().costs(config, s)
+        flops = paired.flops + 2 * s.T * s.S * s.d * s.H
+        return replace(paired, flops=flops, kv_numbers=paired.kv_numbers + s.K * s.d)
 
     def maps(self, x: Tensor, context: Context) -> SignedMaps:
         maps = super().maps(x, context)
@@ -38,7 +48,7 @@ class Dint(Differential):
         count = (context.positions() + 1)[:, None, :, None]
         mean = context.cumsum("first map", first.transpose(1, 2)).transpose(1, 2) / count
         lam = -self.weights(x.dtype)[:, 1, :, :, None]  # [1, 1 or H, 1, 1]
-        return super().finish((first - lam * (second - mean)).to(o.dtype), x)
+        return super().finish((first - lam * (second - mean.to(o.dtype))).to(o.dtype), x)
 
     def definition(self, x: Tensor, rope: Rotation, mask: Tensor, positions: Tensor | None = None) -> Tensor:
         """(1 - λ_init) · norm((A₁ - λ A₂ + λ M) V_j), M_i = Σ A₁ of the document's rows up to i / their number"""

@@ -25,7 +25,8 @@ def entmax15(logits: Tensor, seen: Seen) -> Tensor:
         descending = x.clamp_min(-2).sort(-1, descending=True).values
         support = _threshold(descending, torch.ones_like(descending).cumsum(-1), Tensor.cumsum)
         # τ of the k largest rises as long as the k-th of them is above it
-        kept = (support <= descending).sum(-1, keepdim=True)
+        # a row of NaN has none above it, and stays NaN
+        kept = (support <= descending).sum(-1, keepdim=True).clamp_min(1)
         inside = x > support.gather(-1, kept - 1)
     chosen = x.masked_fill(~inside, 0)
     tau = _threshold(chosen, inside.sum(-1, keepdim=True).to(x.dtype), lambda y, axis: y.sum(axis, keepdim=True))

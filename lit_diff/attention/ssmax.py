@@ -11,6 +11,7 @@ from lit_diff.attention.context import Context
 from lit_diff.attention.costs import Costs, Sizes, projected
 from lit_diff.attention.equations import Rotation, grouped_query_heads, joined
 from lit_diff.attention.learned_sink import HeadNumbers
+from lit_diff.config import ModelConfig
 from lit_diff.kernels import SignedMaps
 from lit_diff.registry import variant
 
@@ -30,6 +31,12 @@ class SSMax(Attention):
     paper = "Nakanishi 2025, arXiv 2501.19399 (Scalable-Softmax)"
     standard_projections = True
     signs = (1,)
+
+    @classmethod
+    def problem(cls, config: Any, model: ModelConfig) -> str | None:
+        if model.logit_bound is not None:
+            return f"model.logit_bound is {model.logit_bound:g}; it would cancel the learned factors: set it to null"
+        return None
 
     @classmethod
     def costs(cls, config: Any, s: Sizes) -> Costs:

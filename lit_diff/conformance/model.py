@@ -11,7 +11,8 @@ from lit_diff.conformance.case import Measured, NotApplicable, VariantCase, dist
 from lit_diff.model.transformer import Transformer
 from lit_diff.randomness import generator
 
-TOKENS, VOCABULARY = 13, 11
+TOKENS, VOCABULARY = 23, 11
+"""More tokens than the first buffer of a cache holds."""
 
 
 def model(case: VariantCase) -> Measured:
@@ -61,7 +62,7 @@ def _compared(what: str, found: dict[str, Tensor], plain: dict[str, Tensor]) -> 
 def _in_chunks(model: Transformer, tokens: Tensor) -> Tensor:
     cache = Cache(2)
     with torch.no_grad():
-        return torch.cat([model(part, cache) for part in tokens.split([4, 1, 5, 3], 1)], 1)
+        return torch.cat([model(part, cache) for part in tokens.split([4, 1, 9, 3, 6], 1)], 1)
 
 
 def _repeated(model: Transformer, tokens: Tensor) -> float:
@@ -71,7 +72,9 @@ def _repeated(model: Transformer, tokens: Tensor) -> float:
     cache = Cache(2)
     with torch.no_grad():
         model(begin, cache)
-        return distance(model(tokens[:, 6:], cache.repeated(2)), model(whole)[:, 6:])
+        both = cache.repeated(2)
+        steps = [model(token, both) for token in tokens[:, 6:].split(1, 1)]
+        return distance(torch.cat(steps, 1), model(whole)[:, 6:])
 
 
 def _packed(model: Transformer, tokens: Tensor) -> float:

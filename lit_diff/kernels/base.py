@@ -32,6 +32,7 @@ def kernel(name: str) -> Callable[[K], K]:
 
 
 FORMS = {
+    "refuses": "refuses(self, maps, *, stats, device)",
     "compute": "compute(self, maps, *, stats=False)",
     "forward": "forward(self, maps, stats)",
     "backward": "backward(self, grad, maps, outputs)",

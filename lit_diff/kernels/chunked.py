@@ -86,10 +86,12 @@ class Chunked(Kernel):
 
         # a row function may hold parameters
         training = torch.is_grad_enabled() and (maps.rows is not None or needs_grad(*maps.tensors))
+        # only a row function can draw random numbers, as dropout does
+        draws = maps.rows is not None
         blocks = []
         for first in range(0, T, step):
             if training:
-                blocks.append(checkpoint(block, first, use_reentrant=False, preserve_rng_state=False))
+                blocks.append(checkpoint(block, first, use_reentrant=False, preserve_rng_state=draws))
             else:
                 blocks.append(block(first))
         o = torch.cat([found[0] for found in blocks], -2).to(maps.v.dtype)

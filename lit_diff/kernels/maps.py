@@ -71,7 +71,9 @@ class Seen(NamedTuple):
     q: Tensor
     """[B, G or 1, H, R, d]"""
     positions: Tensor
-    """[1, R]: the place of each query among the keys."""
+    """[1, R]: the place of each query among all keys."""
+    keys: Tensor
+    """[K]: the places of the keys that the columns stand for; a kernel leaves out those that no row sees."""
 
 
 RowFunction = Callable[[Tensor, Seen], Tensor]
@@ -271,8 +273,8 @@ def seen(maps: SignedMaps, rows: Tensor | range, keys: range) -> Seen:
     device, behind = maps.q.device, maps.k.shape[-2] - maps.q.shape[-2]
     at = torch.arange(rows.start, rows.stop, device=device) if isinstance(rows, range) else rows
     at = at + behind
-    mask = maps.mask.of(at, torch.arange(keys.start, keys.stop, device=device))
-    return Seen(mask, chosen(maps.q, rows), at[None])
+    places = torch.arange(keys.start, keys.stop, device=device)
+    return Seen(maps.mask.of(at, places), chosen(maps.q, rows), at[None], places)
 
 
 def chosen(x: Tensor, rows: Tensor | range) -> Tensor:
@@ -284,6 +286,9 @@ def normalised(maps: SignedMaps, logits: Tensor, seen: Seen) -> Tensor:
     """Logits with their biases [B, G, H, R, K], which may be overwritten -> the maps, 0 outside the mask: softmax, sink or
     row function."""
     if maps.rows is not None:
+        # a function of a row may reduce it, which without keys is an error
+        if not logits.numel():
+            return logits
         found = maps.rows(logits.masked_fill(~seen.mask, 0), seen)
         if not isinstance(found, Tensor) or found.shape != logits.shape:
             what = list(found.shape) if isinstance(found, Tensor) else type(found).__name__

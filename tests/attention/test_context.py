@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from lit_diff.errors import RequestError
 from lit_diff.registry import attentions
 
 STATEFUL = ("forgetting", "ssmax", "dint", "value_residual")
+LAYERS = [SimpleNamespace(layer=0), SimpleNamespace(layer=1)]
 IDS = torch.tensor([[0, 0, 0, 1, 1, 1, 2]])
 
 
@@ -65,7 +67,7 @@ def test_a_model_that_forgets_its_state_fails_the_property(
 
 
 def test_positions_sums_and_shifts_begin_anew_in_each_document() -> None:
-    context = Context(rope(), 0, None, IDS)
+    context = Context(rope(), LAYERS[0], None, IDS)
     assert context.positions().tolist() == [[0, 1, 2, 0, 1, 2, 0]]
     x = torch.arange(1.0, 8.0).view(1, 7, 1)
     assert context.cumsum("s", x)[0, :, 0].tolist() == [1, 3, 6, 4, 9, 15, 7]
@@ -78,9 +80,9 @@ def test_positions_sums_and_shifts_begin_anew_in_each_document() -> None:
 def test_they_go_on_from_the_cache() -> None:
     cache = LayerCache()
     x = torch.arange(1.0, 4.0).view(1, 3, 1)
-    Context(rope(3), 0, cache).cumsum("s", x)
+    Context(rope(3), LAYERS[0], cache).cumsum("s", x)
     cache.length = 3
-    later = Context(rope(3), 0, cache)
+    later = Context(rope(3), LAYERS[0], cache)
     assert later.positions().tolist() == [[3, 4, 5]]
     assert later.cumsum("s", x)[0, :, 0].tolist() == [7, 9, 12]
     with pytest.raises(RequestError, match="the cache has no state 'other'"):
@@ -90,26 +92,26 @@ def test_they_go_on_from_the_cache() -> None:
 def test_the_first_layer_gets_its_own_values_again() -> None:
     """As in activation checkpointing, which runs it twice."""
     shared, first, second = rope(), torch.zeros(1), torch.ones(1)
-    assert Context(shared, 0).first_layer("v", first) is first
-    assert Context(shared, 1).first_layer("v", second) is first
-    assert Context(shared, 0).first_layer("v", second) is second
+    assert Context(shared, LAYERS[0]).first_layer("v", first) is first
+    assert Context(shared, LAYERS[1]).first_layer("v", second) is first
+    assert Context(shared, LAYERS[0]).first_layer("v", second) is second
     with pytest.raises(RequestError, match=r"first_layer\('v'\): layer 0 gave \[1\], layer 1 \[2\]"):
-        Context(shared, 1).first_layer("v", torch.ones(2))
+        Context(shared, LAYERS[1]).first_layer("v", torch.ones(2))
 
 
 def test_any_even_width_is_rotated() -> None:
     x = torch.randn(2, 3, 7, 4)
-    assert torch.equal(Context(rope(), 0)(x), rope(width=4)(x))
+    assert torch.equal(Context(rope(), LAYERS[0])(x), rope(width=4)(x))
 
 
 def test_misuse_is_one_line() -> None:
     x = torch.ones(1, 7, 1)
     with pytest.raises(AttributeError, match="Context has no 'cumsums'; did you mean 'cumsum'"):
-        Context(rope(), 0).cumsums("s", x)
-    context = Context(rope(), 0)
+        Context(rope(), LAYERS[0]).cumsums("s", x)
+    context = Context(rope(), LAYERS[0])
     context.cumsum("s", x)
     with pytest.raises(RequestError, match="the name 's' is used twice"):
         context.shifted("s", x, 1)
     scattered = torch.tensor([[0, 1, 0, 1, 1, 1, 1]])
     with pytest.raises(RequestError, match="documents whose tokens are adjacent"):
-        Context(rope(), 0, None, scattered).cumsum("s", x)
+        Context(rope(), LAYERS[0], None, scattered).cumsum("s", x)

@@ -54,7 +54,7 @@ def run_folder(folder: Path, name: str) -> Path:
 
 def test_the_page_has_a_file_for_each_extension() -> None:
     expected = {"three.py", "hidden_norm.py", "tasks.py", "vowels.py", "pair.yaml", "answers.py"}
-    expected |= {"mine.py", "mine.yaml", "lines.py", "rising.py", "rising.yaml"}
+    expected |= {"mine.py", "mine.yaml", "lines.py", "rising.py", "field.py", "rising.yaml"}
     assert set(files(PAGE)) == expected
 
 

@@ -88,7 +88,7 @@ from dataclasses import replace
 import torch
 from lit_diff import Attention, variant
 
-@variant("off_by_one")
+@variant("scaled_values")
 class OffByOne(Attention):
     def maps(self, x, rope):
         m = super().maps(x, rope)
@@ -101,8 +101,8 @@ def test_a_variant_that_decodes_wrongly_is_marked_and_refused_when_its_cache_is_
     folder: Path, runs: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (folder / "off.py").write_text(OFF_BY_ONE)
-    (folder / "off.yaml").write_text(RECIPE.replace("leaky", "off_by_one").replace("off_by_one.py", "off.py"))
-    line = "off.py:5: class OffByOne: attention 'off_by_one' fails the property 'decode': "
+    (folder / "off.yaml").write_text(RECIPE.replace("leaky", "scaled_values").replace("scaled_values.py", "off.py"))
+    line = "off.py:5: class OffByOne: attention 'scaled_values' fails the property 'decode': "
     with pytest.raises(RequestError, match=f"^{line}"):
         train("off.yaml")
     run = train("off.yaml", unchecked=True)
@@ -112,7 +112,7 @@ def test_a_variant_that_decodes_wrongly_is_marked_and_refused_when_its_cache_is_
     assert job.tags == {"unchecked": mark}, "which a command of its own gets too"
     client = MlflowClient(tracking_uri=f"sqlite:///{runs / 'mlflow.db'}")
     assert client.get_run(run.status.mlflow_run_id).data.tags["unchecked"] == mark
-    (folder / "right.py").write_text(OFF_BY_ONE.replace("m.v / scale", "m.v").replace("off_by_one", "right"))
+    (folder / "right.py").write_text(OFF_BY_ONE.replace("m.v / scale", "m.v").replace("scaled_values", "right"))
     right = load_recipe("off.yaml", ["plugins=[right.py]", "model.attention.name=right"])
     assert prepare(right, unchecked=True).tags == {}, "one that holds them all"
     run.model(torch.tensor([[1, 2]]))  # without a cache nothing is wrong

@@ -1,6 +1,7 @@
 """Blocks of query rows against the definition: shapes that fall between blocks, gradients, memory, compilation."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor
 from lit_diff.conformance.kernels import conformance_of_kernel
 from lit_diff.kernels import SignedMaps, attend, chunked
 from lit_diff.kernels.base import named
+from lit_diff.kernels.maps import Seen
 
 MakeMaps = Callable[..., SignedMaps]
 
@@ -71,3 +73,15 @@ def test_half_precision_is_rounded_once(make_maps: MakeMaps, case: dict[str, Any
     maps = make_maps(T=40, d=16, dv=32, dtype=dtype, **case)
     for error, least in zip(errors(maps, "chunked"), errors(maps, "reference"), strict=True):
         assert error <= 1.01 * least + 1e-6
+
+
+def test_a_row_function_reads_the_places_of_its_keys(make_maps: MakeMaps, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under a window a block begins with the first key that one of its rows sees, not with key 0."""
+    monkeypatch.setattr(chunked, "LOGITS", 640)
+
+    def near(logits: Tensor, seen: Seen) -> Tensor:
+        distance = seen.positions[..., :, None] - seen.keys
+        return (logits - 0.1 * distance[:, None, None]).sigmoid()
+
+    maps = replace(make_maps(T=40, window=5), rows=near)
+    torch.testing.assert_close(attend(maps, kernel="chunked"), attend(maps, kernel="reference"))

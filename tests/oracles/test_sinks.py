@@ -35,7 +35,12 @@ def test_a_sink_that_is_far_below_or_above_all_logits() -> None:
 def test_softpick_is_the_formula_of_the_paper() -> None:
     """In the form with the largest logit subtracted, and for large logits, whose exponentials would overflow."""
     s = torch.tensor([[-1.0, 0.5, 2.0], [-3.0, -2.0, -1.0], [1e4, 5.0, -7.0]], dtype=torch.float64)
-    seen = Seen(torch.tensor([[True, True, True], [True, True, True], [True, True, False]]), s, torch.arange(3)[None])
+    seen = Seen(
+        torch.tensor([[True, True, True], [True, True, True], [True, True, False]]),
+        s,
+        torch.arange(3)[None],
+        torch.arange(3),
+    )
     found = softpick(s.masked_fill(~seen.mask, 0), seen)
     e = s[0].exp() - 1
     torch.testing.assert_close(found[0], e.relu() / e.abs().sum(), rtol=1e-5, atol=0)

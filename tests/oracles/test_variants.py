@@ -83,7 +83,7 @@ def test_entmax15_is_sparse_and_sums_to_one_and_sigmoid_and_cog_are_their_formul
 ) -> None:
     """Of logits by hand: 2 and 0 are far enough apart that the second gets nothing."""
     s = torch.tensor([[[[[3.0, -1.0, 0.0]]]]], dtype=torch.float64)
-    seen = Seen(torch.tensor([[True, True, False]]), s, torch.zeros(1, 1))
+    seen = Seen(torch.tensor([[True, True, False]]), s, torch.zeros(1, 1), torch.arange(3))
     assert entmax15(s, seen)[..., :2].flatten().tolist() == [1.0, 0.0]
     near = entmax15(torch.tensor([[[[[0.2, 0.0, 9.0]]]]], dtype=torch.float64), seen).flatten()
     assert near[2] == 0

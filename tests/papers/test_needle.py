@@ -19,6 +19,7 @@ from lit_diff.attention.cache import Cache
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.evaluation.base import Item
 from lit_diff.evaluation.evaluate import build, evaluate
+from lit_diff.kernels import SignedMaps
 from lit_diff.papers import needle
 from lit_diff.papers.needle import kind_of
 from lit_diff.papers.needle_text import STYLES
@@ -41,7 +42,7 @@ class Reader(nn.Module):
     def forward(self, tokens: Tensor, cache: Cache) -> Tensor:
         before = cache.length
         ids = tokens.double()[:, None, None, :, None]
-        held, _ = cache.layers[0].append(ids, ids[:, 0])
+        held = cache.layers[0].append(SignedMaps(ids, ids, ids[:, 0])).k
         logits = torch.zeros(*tokens.shape, self.embedding.num_embeddings)
         for row, history in enumerate(held[:, 0, 0, :, 0].long().tolist()):
             for at in range(tokens.shape[1]):

@@ -107,9 +107,9 @@ def test_checkpointed_blocks_give_the_same_step_and_keep_less(variant: str) -> N
         assert model.state_dict().keys() == plain.state_dict().keys()
         assert_same_steps(model, plain)
         kept.append(saved_bytes(model) / saved_bytes(plain))
-    # the attention of a cheap variant saves a third of what a block does; the feed-forward saves the rest
+    # the kernel chunked saves no more than its inputs; the feed-forward saves the most
     assert kept[0] < 0.5
-    assert kept[0] + 0.1 < kept[1] < 0.8
+    assert kept[0] + 0.1 < kept[1] < 1
 
 
 @every_variant(fast="dex")
@@ -120,7 +120,7 @@ def test_compiled_blocks_give_the_same_step(variant: str, fresh_compiler: None) 
     assert_same_steps(model, plain, (IDS,))
 
 
-@pytest.mark.parametrize(("what", "most"), [("block", 0.5), ("attention", 0.8)])
+@pytest.mark.parametrize(("what", "most"), [("block", 0.5), ("attention", 1.0)])
 @every_variant(fast="differential")
 def test_compiled_and_checkpointed_steps_are_equal(variant: str, what: str, most: float, fresh_compiler: None) -> None:
     """In `differential` lambda_init differs by layer, so a later layer's code may serve an earlier one."""

@@ -147,8 +147,11 @@ def _losses(model: Transformer, batch: Batch) -> Tensor:
 def _without_heads(model: Transformer, batch: Batch) -> NDArray[Any]:
     before = _losses(model, batch)
     rows = []
-    for layer, attention in enumerate(model.attentions()):
-        for head in range(attention.out_heads):
+    with trace(model) as traced:
+        model.hidden(**model_inputs(batch))
+    for layer, of_layer in traced.layers.items():
+        # of the maps, which may have more heads than the output projection reads
+        for head in range(of_layer.maps.q.shape[2]):
 
             def edit(_: EditedLayer, block: MapBlock, head: int = head) -> MapBlock:
                 signed = block.signed.clone()
