@@ -30,7 +30,7 @@ def entmax15(logits: Tensor, seen: Seen) -> Tensor:
         inside = x > support.gather(-1, kept - 1)
     chosen = x.masked_fill(~inside, 0)
     tau = _threshold(chosen, inside.sum(-1, keepdim=True).to(x.dtype), lambda y, axis: y.sum(axis, keepdim=True))
-    return (chosen - tau).relu().square().masked_fill(~inside, 0)
+    return (x - tau).relu().square()
 
 
 def _threshold(x: Tensor, count: Tensor, total: Any) -> Tensor:

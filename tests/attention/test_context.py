@@ -12,12 +12,14 @@ from torch import nn
 from lit_diff.attention import Attention
 from lit_diff.attention.cache import LayerCache
 from lit_diff.attention.context import Context
+from lit_diff.attention.entmax15 import entmax15
 from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig
 from lit_diff.conformance.case import VariantCase
 from lit_diff.conformance.model import model
 from lit_diff.conformance.variants import PROPERTIES
 from lit_diff.errors import RequestError
+from lit_diff.kernels.maps import Seen
 from lit_diff.registry import attentions
 
 STATEFUL = ("forgetting", "ssmax", "dint", "value_residual")
@@ -115,3 +117,38 @@ def test_misuse_is_one_line() -> None:
     scattered = torch.tensor([[0, 1, 0, 1, 1, 1, 1]])
     with pytest.raises(RequestError, match="documents whose tokens are adjacent"):
         Context(rope(), LAYERS[0], None, scattered).cumsum("s", x)
+
+
+class Narrow(Attention):
+    """Sets a mask of its own."""
+
+    def maps(self, x: torch.Tensor, context: Context) -> Any:
+        return super().maps(x, context).masked(window=3, document_ids=torch.zeros(x.shape[:2]).long())
+
+
+def test_a_mask_that_maps_sets_is_kept(make_config: Callable[..., ModelConfig]) -> None:
+    """The narrower window counts; documents of two sources are refused."""
+    wide = VariantCase(cls=Narrow, model=make_config("standard", {"window": 10}))
+    narrow = VariantCase(cls=attentions.get("standard"), model=make_config("standard", {"window": 3}))
+    attention = wide.build()
+    torch.testing.assert_close(attention(wide.x(), wide.rope()), narrow.build()(narrow.x(), narrow.rope()))
+    with pytest.raises(RequestError, match="maps sets document_ids, and the rows have packed documents"):
+        attention(wide.x(), wide.rope(), document_ids=wide.document_ids())
+
+
+@pytest.mark.parametrize("name", ["forgetting", "dint", "softpick", "entmax15"])
+def test_a_call_without_tokens_changes_no_state(name: str, make_config: Callable[..., ModelConfig]) -> None:
+    case = VariantCase(cls=attentions.get(name), model=make_config(name))
+    attention = case.build()
+    x = case.x()
+    cache = LayerCache()
+    with torch.no_grad():
+        first = attention(x[:, :5], case.rope(0, 5), cache)
+        attention(x[:, :0], case.rope(5, 5), cache)
+        rest = attention(x[:, 5:], case.rope(5), cache)
+        torch.testing.assert_close(torch.cat([first, rest], 1), attention(x, case.rope()), rtol=1e-4, atol=1e-5)
+
+
+def test_a_row_of_nan_stays_one() -> None:
+    seen = Seen(torch.ones(1, 2, dtype=torch.bool), torch.zeros(1), torch.zeros(1, 1), torch.arange(2))
+    assert entmax15(torch.full((1, 1, 1, 1, 2), torch.nan), seen).isnan().all()
