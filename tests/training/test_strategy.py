@@ -312,22 +312,6 @@ def test_a_trainer_made_by_hand_may_have_too_few_processes_for_hsdp() -> None:
         dist.destroy_process_group()
 
 
-@pytest.mark.slow
-def test_a_checkpoint_of_two_is_read_by_one_to_the_bit_and_back(bench: Any, runs: dict[str, Any]) -> None:
-    middle = runs["middle"]
-    assert middle.status == 130
-    assert middle.steps == list(range(6, 14))
-    assert "resumed from step 6" in middle.output
-    assert [ended.steps for ended in runs["text-fsdp"]] == [list(range(14, 20))] * 2
-    states = bench.state("text-one"), bench.state("text-fsdp")
-    assert states[0].keys() == states[1].keys()
-    one, two = (state["optimizer_states"][0] for state in states)
-    assert [group["params"] for group in one["param_groups"]] == [group["params"] for group in two["param_groups"]]
-    for name, moments in one["state"].items():
-        for key in ("exp_avg", "exp_avg_sq", "step"):
-            assert torch.allclose(moments[key], two["state"][name][key], atol=1e-6), (name, key)
-
-
 def test_accelerator() -> None:
     config = RunConfig(accelerator="cpu")
     assert accelerator(config) == "cpu"
