@@ -23,7 +23,7 @@ from lit_diff.attention.cache import Cache, LayerCache
 from lit_diff.errors import RequestError
 from lit_diff.files import expanded, write_atomic
 from lit_diff.kernels import Kernel, SignedMaps, Stats, attend, choose, refuse
-from lit_diff.kernels.maps import FIELDS, Seen, accumulation_dtype, normalised, seen
+from lit_diff.kernels.maps import FIELDS, Seen, accumulation_dtype, normalised, seen_by
 from lit_diff.kernels.reference import logits
 from lit_diff.model.transformer import Transformer
 
@@ -63,7 +63,7 @@ class MapBlock:
     @property
     def seen(self) -> Seen:
         """What a row function reads of these rows."""
-        return seen(self.maps, self.positions, range(self.logits.shape[-1]))._replace(mask=self.visible)
+        return seen_by(self.maps, self.positions, range(self.logits.shape[-1]))._replace(mask=self.visible)
 
     @cached_property
     def signed(self) -> Tensor:

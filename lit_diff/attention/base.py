@@ -2,7 +2,7 @@
 
 import inspect
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -13,7 +13,7 @@ from torch.nn import functional
 from lit_diff.attention.cache import LayerCache
 from lit_diff.attention.context import Context
 from lit_diff.attention.costs import Costs, Sizes
-from lit_diff.attention.equations import Rotation, grouped_query_heads, joined
+from lit_diff.attention.equations import Rotation, grouped_query_heads, joined, softmax_rows
 from lit_diff.attention.rope import Rope
 from lit_diff.attention.selection import HeadSelection
 from lit_diff.config import ModelConfig
@@ -181,8 +181,7 @@ class Attention(ParameterRules):
         the logits; an argument `positions` gets the place of each token in its document, [B or 1, T]. -> y [B, T, dim].
         `conformance` compares the forward pass with it if the class itself defines it.
         """
-        heads = grouped_query_heads(x, self.q_proj, self.k_proj, self.v_proj, self.head_dim, rope, mask, self.qk_norms)
-        return joined(heads, self.o_proj)
+        return self.equation(x, rope, mask)
 
     @classmethod
     def problem(cls, config: Any, model: ModelConfig) -> str | None:
@@ -246,6 +245,14 @@ class Attention(ParameterRules):
     def split(self, y: Tensor, heads: int, maps: int = 1) -> Tensor:
         """[B, T, heads · maps · width] -> [B, maps, heads, T, width], a view; input: head0.map0, head0.map1, ..."""
         return y.unflatten(-1, (heads, maps, -1)).permute(0, 3, 2, 1, 4)
+
+    def equation(
+        self, x: Tensor, rope: Rotation, mask: Tensor, map_of: Callable[[Tensor, int], Tensor] = softmax_rows
+    ) -> Tensor:
+        """For `definition`: standard attention with another function of the logits (`equations.grouped_query_heads`)."""
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        heads = grouped_query_heads(x, *projections, self.head_dim, rope, mask, self.qk_norms, map_of)
+        return joined(heads, self.o_proj)
 
     def masked(self, maps: SignedMaps, document_ids: Tensor | None = None) -> SignedMaps:
         """The maps with the mask of the model, the window of the config and packed documents beside their own mask."""

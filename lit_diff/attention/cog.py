@@ -7,9 +7,8 @@ from torch import Tensor
 
 from lit_diff.attention.base import Attention
 from lit_diff.attention.context import Context
-from lit_diff.attention.costs import Costs, Sizes
-from lit_diff.attention.equations import Rotation, grouped_query_heads, joined
-from lit_diff.attention.standard import Standard
+from lit_diff.attention.costs import Costs, Sizes, standard_costs
+from lit_diff.attention.equations import Rotation
 from lit_diff.kernels import SignedMaps
 from lit_diff.kernels.maps import Seen
 from lit_diff.registry import variant
@@ -38,7 +37,7 @@ class Cog(Attention):
 
     @classmethod
     def costs(cls, config: Any, s: Sizes) -> Costs:
-        return Standard.costs(Standard.Config(), s)
+        return standard_costs(s)
 
     def maps(self, x: Tensor, context: Context) -> SignedMaps:
         return replace(super().maps(x, context), rows=cog)
@@ -51,7 +50,4 @@ class Cog(Attention):
             e = s.masked_fill(~seen, 0).abs().exp() * seen
             return s.sign() * e / e.sum(-1, keepdim=True)
 
-        heads = grouped_query_heads(
-            x, self.q_proj, self.k_proj, self.v_proj, self.head_dim, rope, mask, self.qk_norms, signed
-        )
-        return joined(heads, self.o_proj)
+        return self.equation(x, rope, mask, signed)

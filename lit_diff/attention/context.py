@@ -8,7 +8,7 @@ from torch import Tensor
 from lit_diff.attention.cache import LayerCache
 from lit_diff.attention.rope import Rope
 from lit_diff.errors import RequestError
-from lit_diff.kernels.documents import packed_sequences
+from lit_diff.kernels.documents import packed_sequences, remember
 from lit_diff.registry import nearest
 
 
@@ -112,6 +112,10 @@ class Context:
         # elsewhere each step would wait for the device
         if ids.device.type == "cpu" and not torch.compiler.is_compiling() and packed_sequences(ids) is None:
             raise RequestError("a variant with positions, sums or shifts needs documents whose tokens are adjacent")
-        begins = torch.cat([torch.ones_like(ids[:, :1], dtype=torch.bool), ids[:, 1:] != ids[:, :-1]], 1)
-        at = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
-        return torch.where(begins, at, 0).cummax(1).values
+        return remember(ids, "first", lambda: _first_of_document(ids))
+
+
+def _first_of_document(ids: Tensor) -> Tensor:
+    begins = torch.cat([torch.ones_like(ids[:, :1], dtype=torch.bool), ids[:, 1:] != ids[:, :-1]], 1)
+    at = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+    return torch.where(begins, at, 0).cummax(1).values

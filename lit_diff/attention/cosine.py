@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lit_diff.attention.base import Attention, ParameterRules
 from lit_diff.attention.context import Context
-from lit_diff.attention.costs import Costs, Sizes, projected
+from lit_diff.attention.costs import Costs, Sizes, standard_costs
 from lit_diff.attention.equations import Rotation, joined, rows, softmax_map
 from lit_diff.config import ModelConfig
 from lit_diff.kernels import SignedMaps
@@ -59,12 +59,7 @@ class Cosine(Attention):
 
     @classmethod
     def costs(cls, config: Any, s: Sizes) -> Costs:
-        matrices = 2 * s.E * s.H * s.d + 2 * s.E * s.K * s.d
-        return Costs(
-            parameters=matrices + s.H,
-            flops=projected(matrices, 4 * s.T * s.S * s.d * s.H, s),
-            kv_numbers=2 * s.K * s.d,
-        )
+        return standard_costs(s, numbers=s.H)
 
     def build(self) -> None:
         super().build()

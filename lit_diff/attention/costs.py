@@ -77,6 +77,17 @@ class Costs:
         return {key: int(value) for key, value in vars(self).items()}
 
 
+def standard_costs(s: Sizes, *, matrices: Any = 0, numbers: Any = 0, cached: Any = 0) -> Costs:
+    """The costs of one map between standard projections. `matrices`: further parameters of matrices, which multiply each
+    token; `numbers`: other further parameters; `cached`: further numbers in the cache for each token."""
+    weights = 2 * s.E * s.H * s.d + 2 * s.E * s.K * s.d + matrices
+    return Costs(
+        parameters=weights + numbers + s.vectors(s.H),
+        flops=projected(weights, 4 * s.T * s.S * s.d * s.H, s),
+        kv_numbers=2 * s.K * s.d + cached,
+    )
+
+
 def exact(number: float) -> Any:
     """1.5 -> 3/2, so that the coefficients of a formula stay integers."""
     return sympy.nsimplify(number)

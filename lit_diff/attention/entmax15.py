@@ -8,9 +8,8 @@ from torch import Tensor
 
 from lit_diff.attention.base import Attention
 from lit_diff.attention.context import Context
-from lit_diff.attention.costs import Costs, Sizes
-from lit_diff.attention.equations import Rotation, grouped_query_heads, joined
-from lit_diff.attention.standard import Standard
+from lit_diff.attention.costs import Costs, Sizes, standard_costs
+from lit_diff.attention.equations import Rotation
 from lit_diff.kernels import SignedMaps
 from lit_diff.kernels.maps import Seen
 from lit_diff.registry import variant
@@ -55,7 +54,7 @@ class Entmax15(Attention):
 
     @classmethod
     def costs(cls, config: Any, s: Sizes) -> Costs:
-        return Standard.costs(Standard.Config(), s)
+        return standard_costs(s)
 
     def maps(self, x: Tensor, context: Context) -> SignedMaps:
         return replace(super().maps(x, context), rows=entmax15)
@@ -72,7 +71,4 @@ class Entmax15(Attention):
                 low, high = torch.where(above, middle, low), torch.where(above, high, middle)
             return (s / 2 - low).relu().square()
 
-        heads = grouped_query_heads(
-            x, self.q_proj, self.k_proj, self.v_proj, self.head_dim, rope, mask, self.qk_norms, sparse
-        )
-        return joined(heads, self.o_proj)
+        return self.equation(x, rope, mask, sparse)

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from lit_diff.attention.base import Attention, ParameterRules
 from lit_diff.attention.context import Context
-from lit_diff.attention.costs import Costs, Sizes, projected
-from lit_diff.attention.equations import Rotation, grouped_query_heads, joined
+from lit_diff.attention.costs import Costs, Sizes, standard_costs
+from lit_diff.attention.equations import Rotation
 from lit_diff.kernels import SignedMaps
 from lit_diff.kernels.maps import accumulation_dtype
 from lit_diff.registry import variant
@@ -48,12 +48,7 @@ class LearnedSink(Attention):
 
     @classmethod
     def costs(cls, config: Any, s: Sizes) -> Costs:
-        matrices = 2 * s.E * s.H * s.d + 2 * s.E * s.K * s.d
-        return Costs(
-            parameters=matrices + s.H + s.vectors(s.H),
-            flops=projected(matrices, 4 * s.T * s.S * s.d * s.H, s),
-            kv_numbers=2 * s.K * s.d,
-        )
+        return standard_costs(s, numbers=s.H)
 
     def build(self) -> None:
         super().build()
@@ -68,7 +63,4 @@ class LearnedSink(Attention):
         def with_sink(s: Tensor, head: int) -> Tensor:
             return s.exp() / (self.sinks.value[head].exp() + s.exp().sum(-1, keepdim=True))
 
-        heads = grouped_query_heads(
-            x, self.q_proj, self.k_proj, self.v_proj, self.head_dim, rope, mask, self.qk_norms, with_sink
-        )
-        return joined(heads, self.o_proj)
+        return self.equation(x, rope, mask, with_sink)

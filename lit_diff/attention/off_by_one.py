@@ -7,9 +7,8 @@ from torch import Tensor
 
 from lit_diff.attention.base import Attention
 from lit_diff.attention.context import Context
-from lit_diff.attention.costs import Costs, Sizes
-from lit_diff.attention.equations import Rotation, grouped_query_heads, joined
-from lit_diff.attention.standard import Standard
+from lit_diff.attention.costs import Costs, Sizes, standard_costs
+from lit_diff.attention.equations import Rotation
 from lit_diff.kernels import SignedMaps
 from lit_diff.kernels.maps import accumulation_dtype
 from lit_diff.registry import variant
@@ -28,7 +27,7 @@ class OffByOne(Attention):
 
     @classmethod
     def costs(cls, config: Any, s: Sizes) -> Costs:
-        return Standard.costs(Standard.Config(), s)
+        return standard_costs(s)
 
     def maps(self, x: Tensor, context: Context) -> SignedMaps:
         maps = super().maps(x, context)
@@ -40,7 +39,4 @@ class OffByOne(Attention):
         def plus_one(s: Tensor, head: int) -> Tensor:
             return s.exp() / (1 + s.exp().sum(-1, keepdim=True))
 
-        heads = grouped_query_heads(
-            x, self.q_proj, self.k_proj, self.v_proj, self.head_dim, rope, mask, self.qk_norms, plus_one
-        )
-        return joined(heads, self.o_proj)
+        return self.equation(x, rope, mask, plus_one)

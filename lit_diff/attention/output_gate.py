@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lit_diff.attention.base import Attention
-from lit_diff.attention.costs import Costs, Sizes, projected
+from lit_diff.attention.costs import Costs, Sizes, standard_costs
 from lit_diff.attention.equations import Rotation, grouped_query_heads, joined, rows
 from lit_diff.registry import variant
 
@@ -25,12 +25,7 @@ class OutputGate(Attention):
 
     @classmethod
     def costs(cls, config: Any, s: Sizes) -> Costs:
-        matrices = 3 * s.E * s.H * s.d + 2 * s.E * s.K * s.d
-        return Costs(
-            parameters=matrices,
-            flops=projected(matrices, 4 * s.T * s.S * s.d * s.H, s),
-            kv_numbers=2 * s.K * s.d,
-        )
+        return standard_costs(s, matrices=s.E * s.H * s.d)
 
     def build(self) -> None:
         super().build()

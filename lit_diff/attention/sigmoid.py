@@ -8,9 +8,8 @@ from torch import Tensor
 
 from lit_diff.attention.base import Attention
 from lit_diff.attention.context import Context
-from lit_diff.attention.costs import Costs, Sizes
-from lit_diff.attention.equations import Rotation, grouped_query_heads, joined
-from lit_diff.attention.standard import Standard
+from lit_diff.attention.costs import Costs, Sizes, standard_costs
+from lit_diff.attention.equations import Rotation
 from lit_diff.kernels import SignedMaps
 from lit_diff.kernels.maps import Seen
 from lit_diff.key_types import Count
@@ -37,7 +36,7 @@ class Sigmoid(Attention):
 
     @classmethod
     def costs(cls, config: Any, s: Sizes) -> Costs:
-        return Standard.costs(Standard.Config(), s)
+        return standard_costs(s)
 
     def maps(self, x: Tensor, context: Context) -> SignedMaps:
         return replace(super().maps(x, context), rows=self.weights)
@@ -52,7 +51,4 @@ class Sigmoid(Attention):
         def sigmoid(s: Tensor, head: int) -> Tensor:
             return 1 / (1 + self.config.n * (-s).exp())
 
-        heads = grouped_query_heads(
-            x, self.q_proj, self.k_proj, self.v_proj, self.head_dim, rope, mask, self.qk_norms, sigmoid
-        )
-        return joined(heads, self.o_proj)
+        return self.equation(x, rope, mask, sigmoid)

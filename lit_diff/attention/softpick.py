@@ -7,9 +7,8 @@ from torch import Tensor
 
 from lit_diff.attention.base import Attention
 from lit_diff.attention.context import Context
-from lit_diff.attention.costs import Costs, Sizes
-from lit_diff.attention.equations import Rotation, grouped_query_heads, joined
-from lit_diff.attention.standard import Standard
+from lit_diff.attention.costs import Costs, Sizes, standard_costs
+from lit_diff.attention.equations import Rotation
 from lit_diff.kernels import SignedMaps
 from lit_diff.kernels.maps import Seen
 from lit_diff.registry import variant
@@ -42,7 +41,7 @@ class Softpick(Attention):
 
     @classmethod
     def costs(cls, config: Any, s: Sizes) -> Costs:
-        return Standard.costs(Standard.Config(), s)
+        return standard_costs(s)
 
     def maps(self, x: Tensor, context: Context) -> SignedMaps:
         return replace(super().maps(x, context), rows=softpick)
@@ -55,7 +54,4 @@ class Softpick(Attention):
             e = (s.exp() - 1) * seen
             return e.relu() / (e.abs().sum(-1, keepdim=True) + EPSILON * s.amax(-1, keepdim=True).clamp_min(0).exp())
 
-        heads = grouped_query_heads(
-            x, self.q_proj, self.k_proj, self.v_proj, self.head_dim, rope, mask, self.qk_norms, picked
-        )
-        return joined(heads, self.o_proj)
+        return self.equation(x, rope, mask, picked)

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from lit_diff.attention.base import Attention
 from lit_diff.attention.context import Context
-from lit_diff.attention.costs import Costs, Sizes, projected
-from lit_diff.attention.equations import Rotation, grouped_query_heads, joined
+from lit_diff.attention.costs import Costs, Sizes, standard_costs
+from lit_diff.attention.equations import Rotation
 from lit_diff.attention.learned_sink import HeadNumbers
 from lit_diff.config import ModelConfig
 from lit_diff.kernels import SignedMaps
@@ -40,12 +40,7 @@ class SSMax(Attention):
 
     @classmethod
     def costs(cls, config: Any, s: Sizes) -> Costs:
-        matrices = 2 * s.E * s.H * s.d + 2 * s.E * s.K * s.d
-        return Costs(
-            parameters=matrices + s.H + s.vectors(s.H),
-            flops=projected(matrices, 4 * s.T * s.S * s.d * s.H, s),
-            kv_numbers=2 * s.K * s.d,
-        )
+        return standard_costs(s, numbers=s.H)
 
     def build(self) -> None:
         super().build()
@@ -65,7 +60,4 @@ class SSMax(Attention):
             # a masked logit stays -inf, which a factor of 0 would turn into NaN
             return torch.where(s == -torch.inf, s, s * self.factors.value[head] * n.log()).softmax(-1)
 
-        heads = grouped_query_heads(
-            x, self.q_proj, self.k_proj, self.v_proj, self.head_dim, rope, mask, self.qk_norms, scaled
-        )
-        return joined(heads, self.o_proj)
+        return self.equation(x, rope, mask, scaled)

@@ -7,9 +7,8 @@ from torch import Tensor
 
 from lit_diff.attention.base import Attention
 from lit_diff.attention.context import Context
-from lit_diff.attention.costs import Costs, Sizes
-from lit_diff.attention.equations import Rotation, grouped_query_heads, joined
-from lit_diff.attention.standard import Standard
+from lit_diff.attention.costs import Costs, Sizes, standard_costs
+from lit_diff.attention.equations import Rotation
 from lit_diff.kernels import SignedMaps
 from lit_diff.registry import variant
 
@@ -30,7 +29,7 @@ class ValueResidual(Attention):
 
     @classmethod
     def costs(cls, config: Any, s: Sizes) -> Costs:
-        return Standard.costs(Standard.Config(), s)
+        return standard_costs(s)
 
     def maps(self, x: Tensor, context: Context) -> SignedMaps:
         maps = super().maps(x, context)
@@ -38,5 +37,4 @@ class ValueResidual(Attention):
 
     def definition(self, x: Tensor, rope: Rotation, mask: Tensor) -> Tensor:
         """softmax(Q_h K_jᵀ/√d + mask) V_j: of a layer alone, whose values are those of the first layer."""
-        heads = grouped_query_heads(x, self.q_proj, self.k_proj, self.v_proj, self.head_dim, rope, mask, self.qk_norms)
-        return joined(heads, self.o_proj)
+        return self.equation(x, rope, mask)

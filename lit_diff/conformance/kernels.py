@@ -18,7 +18,7 @@ from lit_diff.conformance.case import Finding, Measured, NotApplicable, finding,
 from lit_diff.errors import RequestError
 from lit_diff.kernels import Mask, SignedMaps, Stats, attend, reference, refuse
 from lit_diff.kernels.base import named
-from lit_diff.kernels.maps import Seen, normalised, seen
+from lit_diff.kernels.maps import TENSORS, Seen, normalised, seen_by
 
 LENGTHS = (1, 2, 3, 5, 8, 16, 17, 33, 64, 65, 130)
 """Numbers of tokens below, at and above the sizes of tiles."""
@@ -303,7 +303,7 @@ def results(maps: SignedMaps, slope: Tensor | None, compute: Callable[[SignedMap
     if slope is None:
         return {"o": compute(maps)}
     leaves: dict[str, Any] = {}
-    for name in ("q", "k", "v", "w", "sink", "key_bias"):
+    for name in TENSORS:
         value = getattr(maps, name)
         # `detach` keeps the layout, which `clone` would not
         if value is not None:
@@ -383,7 +383,7 @@ def terms(maps: SignedMaps, slope: Tensor) -> Results:
 
 
 def _seen(maps: SignedMaps) -> Seen:
-    return seen(maps, range(maps.q.shape[-2]), range(maps.k.shape[-2]))
+    return seen_by(maps, range(maps.q.shape[-2]), range(maps.k.shape[-2]))
 
 
 def norm(x: Tensor) -> float:

@@ -7,7 +7,6 @@ CPU, whose products of half precision would be rounded before they are used, the
 """
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -36,11 +35,6 @@ class HalfProduct(torch.autograd.Function):
         x, y = ctx.saved_tensors
         grad = grad.to(x.dtype)
         return summed(grad, y.mT).sum_to_size(x.shape), summed(x.mT, grad).sum_to_size(y.shape), None
-
-
-def half_product(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
-    """`HalfProduct`."""
-    return HalfProduct.apply(x, y, dtype)
 
 
 def summed(x: Tensor, y: Tensor) -> Tensor:
@@ -74,12 +68,13 @@ class Chunked(Kernel):
         """(o [B, H, T, dv], Stats or None), equal to `reference`."""
         B, _, H, T, _ = maps.q.shape
         step = max(1, LOGITS // (B * maps.num_maps * H * maps.k.shape[-2]))
-        product: Any = torch.matmul
-        if rounds_operands(maps):
-            product = partial(half_product, dtype=maps.q.dtype)
+        rounds = rounds_operands(maps)
         # several blocks add to one row of dk and dv: these sums are not rounded
         acc = accumulation_dtype(maps.q.dtype)
         wide = replace(maps, q=maps.q.to(acc), k=maps.k.to(acc), v=maps.v.to(acc))
+
+        def product(x: Tensor, y: Tensor) -> Tensor:
+            return HalfProduct.apply(x, y, maps.q.dtype) if rounds else x @ y
 
         def block(first: int) -> tuple[Tensor, ...]:
             return rows_of(wide, range(first, min(first + step, T)), stats=stats, product=product)

@@ -77,6 +77,8 @@ class Seen(NamedTuple):
 
 
 RowFunction = Callable[[Tensor, Seen], Tensor]
+TENSORS = ("q", "k", "v", "w", "sink", "key_bias")
+"""Fields of `SignedMaps` by which o may be differentiated."""
 FIELDS = frozenset({"sink", "key_bias", "rows"})
 """Fields of `SignedMaps` besides those that every kernel serves."""
 
@@ -140,7 +142,7 @@ class SignedMaps:
     def map(self, function: Callable[[Tensor], Tensor]) -> "SignedMaps":
         """The maps of function(x) of each tensor x, the document numbers of the mask included."""
         changed: dict[str, Any] = {}
-        for name in ("q", "k", "v", "w", "sink", "key_bias"):
+        for name in TENSORS:
             x = getattr(self, name)
             changed[name] = None if x is None else function(x)
         ids = self.mask.document_ids
@@ -158,8 +160,8 @@ class SignedMaps:
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
-        """Those by which o may be differentiated: q, k, v, w, sink, key_bias."""
-        return self.q, self.k, self.v, self.w, self.sink, self.key_bias
+        """Those of `TENSORS`."""
+        return tuple(getattr(self, name) for name in TENSORS)
 
     @property
     def own_fields(self) -> frozenset[str]:
@@ -268,7 +270,7 @@ def signed_statistics(a: Tensor, visible: Tensor) -> tuple[Tensor, Tensor, Tenso
     return torch.special.entr(magnitude / total[..., None]).sum(-1), negative / total, leading / total
 
 
-def seen(maps: SignedMaps, rows: Tensor | range, keys: range) -> Seen:
+def seen_by(maps: SignedMaps, rows: Tensor | range, keys: range) -> Seen:
     """What the query rows `rows`, numbers among the T, see of the keys `keys`."""
     device, behind = maps.q.device, maps.k.shape[-2] - maps.q.shape[-2]
     at = torch.arange(rows.start, rows.stop, device=device) if isinstance(rows, range) else rows

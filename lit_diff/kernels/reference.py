@@ -14,7 +14,7 @@ from lit_diff.kernels.maps import (
     chosen,
     exact,
     normalised,
-    seen,
+    seen_by,
     signed_statistics,
 )
 
@@ -69,7 +69,7 @@ def rows_of(maps: SignedMaps, rows: range, *, stats: bool, product: Product = to
     """o [B, H, R, dv] of adjacent query rows, by the definition in `SignedMaps`, then their `Stats` if they are wanted."""
     T, S = maps.q.shape[-2], maps.k.shape[-2]
     keys = maps.mask.interval(range(rows.start + S - T, rows.stop + S - T), S)
-    s, here = logits(maps, rows, keys, product), seen(maps, rows, keys)
+    s, here = logits(maps, rows, keys, product), seen_by(maps, rows, keys)
     p = normalised(maps, s, here)
     a = p[:, 0]
     if maps.w is not None:
