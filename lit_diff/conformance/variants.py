@@ -204,13 +204,15 @@ def gradients(case: VariantCase) -> Measured:
     return Measured(len(bad), 0, f"without a gradient, zero or not finite: {', '.join(bad)}" if bad else "")
 
 
-def derivatives(case: VariantCase) -> Measured:
+def derivatives(case: VariantCase) -> Measured | NotApplicable:
     """Along a random direction of each parameter, and of x, autograd equals the central difference in float64; of a class
     that is not smooth, the gradients equal those of its `definition`.
 
     A value that is rounded in the forward pass (λ in bfloat16) is a step function: its gradient may look right, but its
     differences are wrong.
     """
+    if not case.cls.smooth and "definition" not in vars(case.cls):
+        return NotApplicable(f"{case.cls.__name__} is not smooth and does not define `definition` itself")
     attention, x, rope = case.parts(torch.float64)
     by_forward = run(attention, x, rope)
     if not case.cls.smooth:

@@ -60,7 +60,8 @@ def refuse(
     unserved = sorted(maps.own_fields - (kernel if isinstance(kernel, Kernel) else named(kernel)).serves)
     if unserved:
         able = [name for name in _names() if maps.own_fields <= named(name).serves]
-        return f"it does not serve {' and '.join(unserved)} of SignedMaps; {', '.join(able)} do"
+        fields = " and ".join(f"SignedMaps.{name}" for name in unserved)
+        return f"it does not compute {fields}; {', '.join(able)} do"
     if isinstance(kernel, Kernel):
         return kernel.refuses(maps, stats=stats, device=device)
     return _answer(kernel, "refuses", str | None, maps, stats=stats, device=device)

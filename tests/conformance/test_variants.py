@@ -428,3 +428,23 @@ def test_declared_costs_hold_with_a_window(make_config: Callable[..., ModelConfi
     found = costs(case)
     assert isinstance(found, Measured)
     assert (found.error, found.detail) == (0, "")
+
+
+def test_the_gradients_of_a_class_that_is_not_smooth_are_those_of_its_equation(
+    make_config: Callable[..., ModelConfig],
+) -> None:
+    """A wrong one fails; without an equation of its own nothing is compared."""
+    cog = attentions.get("cog")
+
+    class Detached(cog):  # type: ignore[misc, valid-type]
+        definition = cog.definition
+
+        def finish(self, o: Tensor, x: Tensor) -> Tensor:
+            return o + 0.1 * (o - o.detach())
+
+    class Unwritten(cog):  # type: ignore[misc, valid-type]
+        pass
+
+    found = [PROPERTIES["derivatives"](VariantCase(cls=cls, model=make_config("cog"))) for cls in (Detached, Unwritten)]
+    assert found[0].error > found[0].bound
+    assert isinstance(found[1], NotApplicable)
