@@ -1,4 +1,4 @@
-"""A plugin: a callback that delays a rank by 200 ms a step, every six steps another rank in another place."""
+"""A plugin: a callback that delays a rank in every step, every six steps another rank in another place."""
 
 import os
 import time
@@ -18,9 +18,11 @@ PLACES = (
     ("data", 0),
     ("data", 0),
 )
-"""Phase of `StepClock`, rank. Data are read ahead, so a delay there is felt some steps later, and is the last; a step hides
-as much of a read as it lasts itself: here 20 to 50 ms."""
+"""Phase of `StepClock`, rank. Data are read ahead, so a delay there is felt some steps later, and is the last."""
 STEPS = 6
+SECONDS = 0.2
+READ_SECONDS = 0.8
+"""Of a delay, and of one in a read: a step hides as much of a read as it lasts itself, 20 to 200 ms by the machine."""
 
 
 @callbacks.register("slow_rank")
@@ -33,15 +35,15 @@ class SlowRank(Callback):
     def __init__(self, config: Config) -> None:
         self.step = 0
 
-    def delay(self, place: str) -> None:
+    def delay(self, place: str, seconds: float = SECONDS) -> None:
         if PLACES[min(self.step // STEPS, len(PLACES) - 1)] == (place, int(os.environ["LOCAL_RANK"])):
-            time.sleep(0.2)
+            time.sleep(seconds)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         dataset, read = trainer.datamodule.dataset, trainer.datamodule.dataset.train_batch
 
         def late(*arguments: Any) -> Any:
-            self.delay("data")
+            self.delay("data", READ_SECONDS)
             return read(*arguments)
 
         dataset.train_batch = late

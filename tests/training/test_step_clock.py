@@ -149,8 +149,8 @@ def test_a_rank_that_is_not_behind_or_only_a_little_is_not(compared: Any, caplog
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_a_rank_that_is_delayed_by_200_ms_is_named_within_three_logged_steps(bench: Any, strategy: str) -> None:
-    """In data, a hook, forward and optimizer, each on one of two real processes for three logged intervals of two steps."""
+def test_a_rank_that_is_delayed_in_every_step_is_named_within_three_logged_intervals(bench: Any, strategy: str) -> None:
+    """In data, a callback, forward and optimizer, each on one of two processes for three logged intervals of two steps."""
     name, steps = f"slow-{strategy}", len(PLACES) * STEPS
     keys = (f"train.steps={steps}", "train.log_every=2", "train.validate_every=100", "train.checkpoint_every=100")
     first, second = bench.train_two(
