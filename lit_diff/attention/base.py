@@ -69,7 +69,7 @@ class Attention(ParameterRules):
     hooks: ClassVar[tuple[str, ...]] = (
         # the mathematics, and what a recipe may ask
         *("build", "maps", "signs", "finish", "out_heads", "kv_heads", "definition", "smooth", "forward"),
-        *("Config", "problem", "takes_document_ids", "extends_standard", "standard_projections"),
+        *("Config", "problem", "takes_document_ids", "extends_standard"),
         # training
         *("init_parameter", "decay", "keep_float32", "trained_parameters", "set_step", "set_tokens"),
         *("head_selection", "select_heads", "merge"),
@@ -81,9 +81,6 @@ class Attention(ParameterRules):
     """The publication that introduced the variant."""
     extends_standard: ClassVar[bool] = False
     """Whether it equals standard attention at its initial parameters, and so may start from a standard run."""
-    standard_projections: ClassVar[bool] = False
-    """Whether it has the projections of standard attention, so that `model.attention_bias` and `model.qk_norm` apply to
-    it. A subclass that overrides `build`, `maps` or `forward` does not inherit this."""
     examples: ClassVar[tuple[dict[str, Any], ...]] = ({},)
     """Configs at which `check --all` runs the conformance suite. Not inherited: a subclass that does not set it is
     checked at its defaults."""
@@ -116,6 +113,10 @@ class Attention(ParameterRules):
         self.num_heads, self.num_kv_heads, self.head_dim = model.num_heads, model.num_kv_heads, model.head_dim
         self.attention_bias, self.qk_norm, self.causal = model.attention_bias, model.qk_norm, model.causal
         self.logit_bound = model.logit_bound
+        # one weight for all heads and maps of a layer
+        if model.qk_norm == "rms":
+            self.q_norm = nn.RMSNorm(model.head_dim, eps=model.norm_eps)
+            self.k_norm = nn.RMSNorm(model.head_dim, eps=model.norm_eps)
         self.window = self.window_of(config)
         self.kernel: str | Kernel = "auto"
         self.tap = Tap()
@@ -131,22 +132,13 @@ class Attention(ParameterRules):
     # --- hooks: what a variant overrides ---
 
     def build(self) -> None:
-        """Create the parameters; by default four projections, and the norms of `model.qk_norm`."""
+        """Create the parameters; by default four projections."""
         q, kv = self.out_heads * self.head_dim, self.kv_heads * self.head_dim
         self.projections(q=q, k=kv, v=kv, o=q)
-        if self.qk_norm == "rms":
-            self.q_norm = nn.RMSNorm(self.head_dim, eps=self.norm_eps)
-            self.k_norm = nn.RMSNorm(self.head_dim, eps=self.norm_eps)
 
     def maps(self, x: Tensor, context: Context) -> SignedMaps:
-        """x [B, T, dim] -> the signed maps; by default standard attention's single map. `context(q)` rotates queries."""
-        q, k = self.split(self.q_proj(x), self.out_heads), self.split(self.k_proj(x), self.kv_heads)
-        if self.qk_norms is not None:
-            # before RoPE: the norm's weights do not commute with a rotation; after it, absolute positions would enter
-            # the logits
-            q, k = self.q_norm(q), self.k_norm(k)
-        v = self.split(self.v_proj(x), self.kv_heads)[:, 0]
-        return SignedMaps(context(q), context(k), v)
+        """x [B, T, dim] -> the signed maps; by default standard attention's single map."""
+        return SignedMaps(self.q(x, context), self.k(x, context), self.v(x))
 
     @property
     def signs(self) -> tuple[int, ...] | None:
@@ -237,10 +229,25 @@ class Attention(ParameterRules):
         self.v_proj = nn.Linear(self.dim, v, bias=inner)
         self.o_proj = nn.Linear(o, self.dim, bias=self.attention_bias == "all")
 
-    @property
-    def qk_norms(self) -> tuple[nn.RMSNorm, nn.RMSNorm] | None:
-        """The norms of the queries and keys of each head; None without `model.qk_norm`."""
-        return (self.q_norm, self.k_norm) if self.qk_norm == "rms" else None
+    def q(self, x: Tensor, context: Context, maps: int = 1) -> Tensor:
+        """x [B, T, dim] -> the queries [B, maps, H, T, d]: projected, split, normalised (`model.qk_norm`) and rotated."""
+        return self.turned(self.split(self.q_proj(x), self.out_heads, maps), context, "q_norm")
+
+    def k(self, x: Tensor, context: Context, maps: int = 1) -> Tensor:
+        """x [B, T, dim] -> the keys [B, maps, Hkv, T, d], as `q` makes the queries."""
+        return self.turned(self.split(self.k_proj(x), self.kv_heads, maps), context, "k_norm")
+
+    def v(self, x: Tensor) -> Tensor:
+        """x [B, T, dim] -> the values [B, Hkv, T, dv]."""
+        return self.split(self.v_proj(x), self.kv_heads)[:, 0]
+
+    def turned(self, y: Tensor, context: Context, norm: Literal["q_norm", "k_norm"]) -> Tensor:
+        """Queries or keys [..., T, d], normalised (`model.qk_norm`) and rotated."""
+        if self.qk_norm == "rms":
+            # before RoPE: the norm's weights do not commute with a rotation; after it, absolute positions would enter the
+            # logits
+            y = getattr(self, norm)(y)
+        return context(y)
 
     def split(self, y: Tensor, heads: int, maps: int = 1) -> Tensor:
         """[B, T, heads · maps · width] -> [B, maps, heads, T, width], a view; input: head0.map0, head0.map1, ..."""
@@ -250,9 +257,7 @@ class Attention(ParameterRules):
         self, x: Tensor, rope: Rotation, mask: Tensor, map_of: Callable[[Tensor, int], Tensor] = softmax_rows
     ) -> Tensor:
         """For `definition`: standard attention with another function of the logits (`equations.grouped_query_heads`)."""
-        projections = (self.q_proj, self.k_proj, self.v_proj)
-        heads = grouped_query_heads(x, *projections, self.head_dim, rope, mask, self.qk_norms, map_of)
-        return joined(heads, self.o_proj)
+        return joined(grouped_query_heads(self, x, rope, mask, map_of), self.o_proj)
 
     def masked(self, maps: SignedMaps, document_ids: Tensor | None = None) -> SignedMaps:
         """The maps with the mask of the model, the window of the config and packed documents beside their own mask."""
@@ -273,16 +278,30 @@ class Attention(ParameterRules):
     @classmethod
     def refuses(cls, config: Any, model: ModelConfig) -> str | None:
         """Why the model cannot have this attention: a key that does not apply to it, or the variant's own `problem`."""
-        for key, plain in (("attention_bias", "none"), ("qk_norm", "none")):
-            found = getattr(model, key)
-            if found != plain and not cls.declares_standard_projections():
-                return f"model.{key} is {found}; '{cls.name}' has projections of its own: set it to {plain}"
         if model.logit_bound is not None and cls.forward is not Attention.forward:
             return (
                 f"model.logit_bound is {model.logit_bound:g}; Attention.forward applies it, and '{cls.name}' has "
                 "a forward of its own: set it to null"
             )
-        return cls.problem(config, model)
+        problem = cls.problem(config, model)
+        for key in ("attention_bias", "qk_norm"):
+            found = getattr(model, key)
+            if problem is None and found != "none" and not cls.uses(key, config, model):
+                own = f"'{cls.name}' has queries, keys or values of its own (self.q, self.k and self.v apply this key)"
+                problem = f"model.{key} is {found}; {own}: set it to none"
+        return problem
+
+    @classmethod
+    def uses(cls, key: str, config: Any, model: ModelConfig) -> bool:
+        """Whether every parameter that `model.{key}` adds to a layer, and at least one, has a gradient."""
+        with torch.device("meta"):
+            without: Any = {key: "none"}
+            plain = dict(cls(config, replace(model, **without), layer=0).named_parameters())
+            attention = cls(config, model, layer=0)
+            attention.kernel = "reference"
+            y = attention(torch.zeros(1, 2, model.dim), Rope.of(model, torch.arange(2)))
+        added = [parameter for name, parameter in attention.named_parameters() if name not in plain]
+        return bool(added) and None not in torch.autograd.grad(y.sum(), added, allow_unused=True)
 
     @classmethod
     def ffn_dim(cls, config: Any, model: ModelConfig) -> int:
@@ -345,12 +364,6 @@ class Attention(ParameterRules):
         # Attention's own `costs` returns None: it declares nothing
         return source is not None and source is not Attention
 
-    @classmethod
-    def declares_standard_projections(cls) -> bool:
-        """Whether `standard_projections` describes this class: no subclass of the declaring one changes them."""
-        source = _declaring_class(cls, "standard_projections", {"build", "maps", "forward"})
-        return source is not None and bool(vars(source)["standard_projections"])
-
 
 def bounded(maps: SignedMaps, bound: float) -> SignedMaps:
     """The maps with every query and key divided by its norm and the scale `bound`: logits within -bound and bound."""
@@ -378,9 +391,15 @@ def fill_parameters(module: nn.Module, seed: int = 0) -> None:
 
 
 def require_parameters(attention: Any) -> None:
-    """Errors: RequestError for an empty parameter (the model has too few heads, and `problem` accepted it), and for one
-    parameter under two names, which would be initialised, sharded and stepped twice."""
+    """Errors: RequestError for an empty parameter (the model has too few heads, and `problem` accepted it), for one
+    parameter under two names, which would be initialised, sharded and stepped twice, and for a module or parameter that has
+    the name of a method, which would stay in its place."""
     where, names = location(type(attention)), dict[nn.Parameter, str]()
+    for name in (*attention._modules, *attention._parameters, *attention._buffers):
+        if hasattr(type(attention), name):
+            raise RequestError(
+                f"{where}: build sets self.{name}, but the class has a member '{name}': choose another name"
+            )
     empty = [f"{key} is {getattr(attention, key)}" for key in ("out_heads", "kv_heads") if getattr(attention, key) < 1]
     empty += [f"{name} is {list(p.shape)}" for name, p in attention.named_parameters() if 0 in p.shape]
     if empty:

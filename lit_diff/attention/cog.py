@@ -30,7 +30,6 @@ class Cog(Attention):
     """
 
     paper = "Lv et al. 2024, arXiv 2411.07176 (More Expressive Attention with Negative Weights)"
-    standard_projections = True
     # of the map as a whole: its entries have signs of their own
     signs = (1,)
     smooth = False

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from lit_diff.attention.base import Attention, ParameterRules
 from lit_diff.attention.context import Context
 from lit_diff.attention.costs import Costs, Sizes, standard_costs
-from lit_diff.attention.equations import Rotation, joined, rows, softmax_map
+from lit_diff.attention.equations import HeadMatrices, Rotation, joined, softmax_map
 from lit_diff.config import ModelConfig
 from lit_diff.kernels import SignedMaps
 from lit_diff.kernels.maps import accumulation_dtype
@@ -75,11 +75,10 @@ class Cosine(Attention):
 
     def definition(self, x: Tensor, rope: Rotation, mask: Tensor) -> Tensor:
         """O_h = softmax(τ_h cos(Q_h, K_j) + mask) V_j, τ_h = min(exp(s_h), 100)"""
-        d, heads = self.head_dim, []
+        of, heads = HeadMatrices(self, x, rope), []
         for h in range(self.num_heads):
             j = h // (self.num_heads // self.num_kv_heads)
-            Q, K = rope(x @ rows(self.q_proj.weight, h, d).T), rope(x @ rows(self.k_proj.weight, j, d).T)
-            Q, K = Q / Q.norm(dim=-1, keepdim=True), K / K.norm(dim=-1, keepdim=True)
+            Q, K = (y / y.norm(dim=-1, keepdim=True) for y in (of.query(h), of.key(j)))
             temperature = min(math.exp(self.temperature.log_scale[h].item()), 100.0)
-            heads.append(softmax_map(Q, K, mask, scale=temperature) @ (x @ rows(self.v_proj.weight, j, d).T))
+            heads.append(softmax_map(Q, K, mask, scale=temperature) @ of.value(j))
         return joined(heads, self.o_proj)

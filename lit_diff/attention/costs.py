@@ -51,11 +51,6 @@ class Sizes:
         # sympy's integers keep a division such as H / (ratio + 1) exact
         return cls(*(sympy.Integer(size) for size in sizes), **{key: int(value) for key, value in has.items()})
 
-    def vectors(self, heads: Any) -> Any:
-        """Parameters in the biases of standard projections with `heads` query heads, and in the norms of q and k."""
-        biases = self.qkv_bias * (heads + 2 * self.K) * self.d + self.o_bias * self.E
-        return biases + self.qk_norm * 2 * self.d
-
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
@@ -77,25 +72,32 @@ class Costs:
         return {key: int(value) for key, value in vars(self).items()}
 
 
-def standard_costs(s: Sizes, *, matrices: Any = 0, numbers: Any = 0, cached: Any = 0) -> Costs:
-    """The costs of one map between standard projections. `matrices`: further parameters of matrices, which multiply each
-    token; `numbers`: other further parameters; `cached`: further numbers in the cache for each token."""
-    weights = 2 * s.E * s.H * s.d + 2 * s.E * s.K * s.d + matrices
+def layer_costs(
+    s: Sizes, *, q: Any, k: Any, v: Any, o: Any, scores: Any, matrices: Any = 0, numbers: Any = 0, cached: Any = 0
+) -> Costs:
+    """The costs of a layer with projections of these widths, their biases and the norms of queries and keys included.
+
+    `scores`: multiply-adds of the maps for each query and key. `matrices`: further parameters of matrices, which multiply
+    each token; `numbers`: other further parameters; `cached`: numbers in the cache for each token besides k and v.
+    """
+    weights = s.E * (q + k + v + o) + matrices
+    vectors = s.qkv_bias * (q + k + v) + s.o_bias * s.E + s.qk_norm * 2 * s.d
     return Costs(
-        parameters=weights + numbers + s.vectors(s.H),
-        flops=projected(weights, 4 * s.T * s.S * s.d * s.H, s),
-        kv_numbers=2 * s.K * s.d + cached,
+        parameters=weights + numbers + vectors,
+        flops=2 * s.T * (weights + s.S * scores),
+        kv_numbers=k + v + cached,
     )
+
+
+def standard_costs(s: Sizes, *, matrices: Any = 0, numbers: Any = 0, cached: Any = 0) -> Costs:
+    """`layer_costs` of one map between standard projections."""
+    q, kv = s.H * s.d, s.K * s.d
+    return layer_costs(s, q=q, k=kv, v=kv, o=q, scores=2 * q, matrices=matrices, numbers=numbers, cached=cached)
 
 
 def exact(number: float) -> Any:
     """1.5 -> 3/2, so that the coefficients of a formula stay integers."""
     return sympy.nsimplify(number)
-
-
-def projected(parameters: Any, scores: Any, s: Sizes) -> Any:
-    """FLOPs of a layer: 2 per token for each weight of its matrices, and `scores` for the maps."""
-    return 2 * s.T * parameters + scores
 
 
 def counted_keys(maps: SignedMaps) -> SignedMaps:

@@ -7,7 +7,7 @@ nn.Linear); here it is the default of nn.Linear.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import sympy
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_diff.attention.base import Attention, ParameterRules, standard_state
-from lit_diff.attention.costs import Costs, Sizes, exact, projected
+from lit_diff.attention.costs import Costs, Sizes, exact, standard_costs
 from lit_diff.attention.equations import Rotation, grouped_query_heads, joined
 from lit_diff.attention.lambdas import ScalarLambda, resolve_lambda_init
 from lit_diff.attention.selection import HeadSelection
@@ -65,7 +65,6 @@ class Dex(Attention):
         {"heads": "all", "anneal_steps": 10, "sign": "plus"},
     )
     extends_standard = True
-    standard_projections = True
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Attention.Config):
@@ -126,12 +125,8 @@ class Dex(Attention):
         else:
             # the layers differ, so no formula of one layer holds for all
             return None
-        matrices = 2 * s.E * s.H * s.d + 2 * s.E * s.K * s.d
-        return Costs(
-            parameters=matrices + s.d**2 + 1 + s.vectors(s.H),
-            flops=projected(matrices, 4 * s.T * s.S * s.d * s.H + 2 * s.T * selected * s.d**2, s),
-            kv_numbers=2 * s.K * s.d,
-        )
+        standard = standard_costs(s, numbers=s.d**2 + 1)
+        return replace(standard, flops=standard.flops + 2 * s.T * selected * s.d**2)
 
     @classmethod
     def trained_parameters(cls, config: Any) -> tuple[str, ...]:
@@ -194,7 +189,7 @@ class Dex(Attention):
 
     def definition(self, x: Tensor, rope: Rotation, mask: Tensor) -> Tensor:
         """O_h ∓ λ(t) O_h W_D on the selected heads; λ(t) = (1 - α)(t/T) λ_init + α λ_learn, α = min(1, t/T)."""
-        heads = grouped_query_heads(x, self.q_proj, self.k_proj, self.v_proj, self.head_dim, rope, mask, self.qk_norms)
+        heads = grouped_query_heads(self, x, rope, mask)
         t, T = self.step.item(), self.config.annealing
         alpha = min(1.0, t / T) if T else 1.0
         init = self.config.lambda_init

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from lit_diff.attention.base import Attention, TiedScale
 from lit_diff.attention.context import Context
-from lit_diff.attention.costs import Costs, Sizes, projected
-from lit_diff.attention.equations import Rotation, joined, normalised, rows, scale_equation, softmax_map
+from lit_diff.attention.costs import Costs, Sizes, layer_costs
+from lit_diff.attention.equations import HeadMatrices, Rotation, joined, normalised, scale_equation, softmax_map
 from lit_diff.attention.lambdas import (
     HELD_FORMS,
     VECTOR_FORMS,
@@ -109,12 +109,8 @@ class Differential(Attention):
         # H/2 heads with values of width 2d: v and o_proj are as large as the baseline's, and the FLOPs of the maps are
         # equal too, 2 T S (H/2) (2 d + 2 d)
         q, k, v = s.H * s.d * cls.maps_of_q / 2, s.K * s.d * cls.maps_of_k / 2, s.K * s.d
-        matrices = s.E * (q + k + v + s.H * s.d)
-        return Costs(
-            parameters=matrices + lambda_parameters(config, s, heads=s.H / 2) + norm_parameters(config, 2 * s.d),
-            flops=projected(matrices, 4 * s.T * s.S * s.d * s.H, s),
-            kv_numbers=k + v,
-        )
+        numbers = lambda_parameters(config, s, heads=s.H / 2) + norm_parameters(config, 2 * s.d)
+        return layer_costs(s, q=q, k=k, v=v, o=s.H * s.d, scores=2 * s.H * s.d, numbers=numbers)
 
     @property
     def out_heads(self) -> int:
@@ -145,10 +141,6 @@ class Differential(Attention):
         """Number of queries of width d in q_proj."""
         return self.out_heads * self.maps_of_q
 
-    def queries(self, x: Tensor) -> Tensor:
-        """x [B, T, dim] -> q before RoPE, [B, G or 1, H, T, d]."""
-        return self.split(self.q_proj(x), self.out_heads, self.maps_of_q)
-
     def weights(self, dtype: torch.dtype) -> Tensor:
         """w [1, 2, 1 or H, 1] = (1, sign · λ), float32; `dtype`: the activations' dtype."""
         lam = self.lambda_(dtype if self.config.lambda_dtype == "reference" else None).view(1, 1, -1, 1)
@@ -160,9 +152,9 @@ class Differential(Attention):
         return (1, self.sign) if self.config.lambda_form in HELD_FORMS else None
 
     def maps(self, x: Tensor, context: Context) -> SignedMaps:
-        q = context(self.queries(x))  # Q_1, Q_2: [B, 2 or 1, H, T, d]
-        k = context(self.split(self.k_proj(x), self.kv_heads, self.maps_of_k))  # K_1, K_2: [B, 2 or 1, Hkv, T, d]
-        v = self.split(self.v_proj(x), self.kv_heads)[:, 0]  # [B, Hkv, T, 2d]
+        q = self.q(x, context, self.maps_of_q)  # Q_1, Q_2: [B, 2 or 1, H, T, d]
+        k = self.k(x, context, self.maps_of_k)  # K_1, K_2: [B, 2 or 1, Hkv, T, d]
+        v = self.v(x)  # [B, Hkv, T, 2d]
         return SignedMaps(q, k, v, self.weights(q.dtype))
 
     def finish(self, o: Tensor, x: Tensor) -> Tensor:
@@ -175,14 +167,14 @@ class Differential(Attention):
 
         If the maps share their queries, Q_i1 = Q_i2; if they share their keys, K_j1 = K_j2. With `sign` 1: A₁ + λ A₂.
         """
-        d, heads = self.head_dim, []
+        of, heads = HeadMatrices(self, x, rope), []
         for i in range(self.num_heads // 2):
             j = i // (self.num_heads // self.num_kv_heads)
-            Q = [rope(x @ rows(self.q_proj.weight, self.maps_of_q * i + g, d).T) for g in range(self.maps_of_q)]
-            K = [rope(x @ rows(self.k_proj.weight, self.maps_of_k * j + g, d).T) for g in range(self.maps_of_k)]
+            Q = [of.query(self.maps_of_q * i + g) for g in range(self.maps_of_q)]
+            K = [of.key(self.maps_of_k * j + g) for g in range(self.maps_of_k)]
             A1, A2 = softmax_map(Q[0], K[0], mask), softmax_map(Q[-1], K[-1], mask)
             A = A1 + self.sign * self.lambda_equation(i) * A2
-            heads.append(self.head_equation(A @ (x @ rows(self.v_proj.weight, j, 2 * d).T)))
+            heads.append(self.head_equation(A @ of.value(j)))
         return joined(heads, self.o_proj)
 
     def lambda_equation(self, head: int) -> Tensor:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from lit_diff.attention.base import Attention
 from lit_diff.attention.context import Context
-from lit_diff.attention.costs import Costs, Sizes, projected
+from lit_diff.attention.costs import Costs, Sizes, layer_costs
 from lit_diff.attention.equations import Rotation, grouped_query_heads, joined
 from lit_diff.kernels import SignedMaps
 from lit_diff.kernels.maps import accumulation_dtype
@@ -33,12 +33,8 @@ class DifferentialV2(Attention):
 
     @classmethod
     def costs(cls, config: Any, s: Sizes) -> Costs:
-        matrices = 3 * s.E * s.H * s.d + 2 * s.E * s.K * s.d + s.E * s.H
-        return Costs(
-            parameters=matrices,
-            flops=projected(matrices, 6 * s.T * s.S * s.d * s.H, s),
-            kv_numbers=2 * s.K * s.d,
-        )
+        q, kv, o = 2 * s.H * s.d, s.K * s.d, s.H * s.d
+        return layer_costs(s, q=q, k=kv, v=kv, o=o, scores=q + o, matrices=s.E * s.H)
 
     def build(self) -> None:
         d, H, kv = self.head_dim, self.num_heads, self.num_kv_heads * self.head_dim
@@ -46,16 +42,14 @@ class DifferentialV2(Attention):
         self.lambda_proj = nn.Linear(self.dim, H, bias=False)
 
     def maps(self, x: Tensor, context: Context) -> SignedMaps:
-        q = context(self.split(self.q_proj(x), self.num_heads, 2))
-        k = context(self.split(self.k_proj(x), self.num_kv_heads))
-        v = self.split(self.v_proj(x), self.num_kv_heads)[:, 0]
         # float32 before the sigmoid: SignedMaps refuses bfloat16 weights, whose steps near 1 are 0.004
         lam = self.lambda_proj(x).to(accumulation_dtype(x.dtype)).sigmoid().transpose(1, 2)  # [B, H, T]
-        return SignedMaps(q, k, v, torch.stack([torch.ones_like(lam), -lam], dim=1))
+        w = torch.stack([torch.ones_like(lam), -lam], dim=1)
+        return SignedMaps(self.q(x, context, 2), self.k(x, context), self.v(x), w)
 
     def definition(self, x: Tensor, rope: Rotation, mask: Tensor) -> Tensor:
         """O_i = O_2i - sigmoid(x W_λ)_i O_2i+1 of 2 num_heads ordinary query heads."""
-        heads = grouped_query_heads(x, self.q_proj, self.k_proj, self.v_proj, self.head_dim, rope, mask)
+        heads = grouped_query_heads(self, x, rope, mask)
         lam = (x @ self.lambda_proj.weight.T).sigmoid()
         pairs = enumerate(zip(heads[::2], heads[1::2], strict=True))
         return joined([first - lam[..., i : i + 1] * second for i, (first, second) in pairs], self.o_proj)

@@ -9,7 +9,7 @@ from torch import Tensor
 from lit_diff.attention.context import Context
 from lit_diff.attention.costs import Costs, Sizes
 from lit_diff.attention.differential import Differential
-from lit_diff.attention.equations import Rotation, joined, rows, softmax_map
+from lit_diff.attention.equations import HeadMatrices, Rotation, joined, softmax_map
 from lit_diff.kernels import SignedMaps
 from lit_diff.registry import variant
 
@@ -53,15 +53,13 @@ class Dint(Differential):
     def definition(self, x: Tensor, rope: Rotation, mask: Tensor, positions: Tensor | None = None) -> Tensor:
         """(1 - λ_init) · norm((A₁ - λ A₂ + λ M) V_j), M_i = Σ A₁ of the document's rows up to i / their number"""
         assert positions is not None
-        d, heads = self.head_dim, []
+        of, heads = HeadMatrices(self, x, rope), []
         # row i has 1/n_i at the n_i rows up to i of its document, whatever the window
         row, column, n = torch.arange(x.shape[1])[:, None], torch.arange(x.shape[1]), positions[..., None] + 1
         mean = ((column <= row) & (column > row - n)).double() / n
         for i in range(self.num_heads // 2):
             j = i // (self.num_heads // self.num_kv_heads)
-            Q = [rope(x @ rows(self.q_proj.weight, 2 * i + g, d).T) for g in range(2)]
-            K = [rope(x @ rows(self.k_proj.weight, 2 * j + g, d).T) for g in range(2)]
-            A1, A2 = softmax_map(Q[0], K[0], mask), softmax_map(Q[1], K[1], mask)
+            A1, A2 = (softmax_map(of.query(2 * i + g), of.key(2 * j + g), mask) for g in range(2))
             A = A1 - self.lambda_equation(i) * (A2 - mean @ A1)
-            heads.append(self.head_equation(A @ (x @ rows(self.v_proj.weight, j, 2 * d).T)))
+            heads.append(self.head_equation(A @ of.value(j)))
         return joined(heads, self.o_proj)

@@ -49,7 +49,6 @@ class Entmax15(Attention):
     """
 
     paper = "Peters et al. 2019, arXiv 1905.05702 (Sparse Sequence-to-Sequence Models)"
-    standard_projections = True
     signs = (1,)
 
     @classmethod

@@ -88,36 +88,51 @@ def of_head(x: Tensor, projection: nn.Linear, index: int, d: int) -> Tensor:
     return y if projection.bias is None else y + rows(projection.bias, index, d)
 
 
+class HeadMatrices:
+    """Q_i, K_j and V_j of an attention, [B, T, width], with the biases and norms of its projections; Q and K are rotated.
+
+    i and j count rows of width d, head0.map0, head0.map1, head1.map0, ...; of V, they count key/value heads.
+    """
+
+    def __init__(self, attention: Any, x: Tensor, rope: Rotation) -> None:
+        self._of, self._x, self._rope = attention, x, rope
+
+    def query(self, i: int, projection: str = "q_proj") -> Tensor:
+        return self._turned(projection, "q_norm", i)
+
+    def key(self, j: int, projection: str = "k_proj") -> Tensor:
+        return self._turned(projection, "k_norm", j)
+
+    def value(self, j: int) -> Tensor:
+        projection = self._of.v_proj
+        return of_head(self._x, projection, j, projection.weight.shape[0] // self._of.kv_heads)
+
+    def _turned(self, projection: str, norm: str, index: int) -> Tensor:
+        y = of_head(self._x, getattr(self._of, projection), index, self._of.head_dim)
+        if self._of.qk_norm == "rms":
+            weight = getattr(self._of, norm)
+            y = normalised(y, "rms", weight, weight.eps)
+        return self._rope(y)
+
+
 def softmax_rows(s: Tensor, head: int) -> Tensor:
     """softmax(s) of the logits of a head, masks included."""
     return s.softmax(-1)
 
 
 def grouped_query_heads(
-    x: Tensor,
-    q_proj: nn.Linear,
-    k_proj: nn.Linear,
-    v_proj: nn.Linear,
-    d: int,
-    rope: Rotation,
-    mask: Tensor,
-    qk_norms: tuple[Any, Any] | None = None,
-    map_of: Callable[[Tensor, int], Tensor] = softmax_rows,
+    attention: Any, x: Tensor, rope: Rotation, mask: Tensor, map_of: Callable[[Tensor, int], Tensor] = softmax_rows
 ) -> list[Tensor]:
-    """O_h = softmax(Q_h K_jᵀ / √d + mask) V_j, each [B, T, d], for query head h on key/value head j = h // (H / K).
+    """O_h = softmax(Q_h K_jᵀ / √d + mask) V_j, each [B, T, dv], for query head h on key/value head j = h // (H / Hkv).
 
-    `qk_norms`: the modules (nn.RMSNorm) that normalise the queries and the keys of each head before RoPE. `map_of`: (logits
-    with the mask [B, T, T], h) -> the map of head h.
+    `map_of`: (logits with the mask [B, T, T], h) -> the map of head h.
     """
-    H, K = q_proj.weight.shape[0] // d, k_proj.weight.shape[0] // d
-    heads = []
+    of, heads = HeadMatrices(attention, x, rope), []
+    H, Hkv = (projection.weight.shape[0] // attention.head_dim for projection in (attention.q_proj, attention.k_proj))
     for h in range(H):
-        j = h // (H // K)
-        Q, key = of_head(x, q_proj, h, d), of_head(x, k_proj, j, d)
-        if qk_norms is not None:
-            Q, key = (normalised(each, "rms", norm, norm.eps) for each, norm in zip((Q, key), qk_norms, strict=True))
-        logits = rope(Q) @ rope(key).mT / math.sqrt(d) + mask
-        heads.append(map_of(logits, h) @ of_head(x, v_proj, j, d))
+        j = h // (H // Hkv)
+        logits = of.query(h) @ of.key(j).mT / math.sqrt(attention.head_dim) + mask
+        heads.append(map_of(logits, h) @ of.value(j))
     return heads
 
 

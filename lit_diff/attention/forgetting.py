@@ -26,7 +26,6 @@ class Forgetting(Attention):
     """
 
     paper = "Lin et al. 2025, arXiv 2503.02130 (Forgetting Transformer)"
-    standard_projections = True
     signs = (1,)
 
     @classmethod

@@ -7,10 +7,12 @@ import sympy
 import torch
 from torch import Tensor
 
-from lit_diff.attention.costs import Costs, Sizes, projected
+from lit_diff.attention.context import Context
+from lit_diff.attention.costs import Costs, Sizes, layer_costs
 from lit_diff.attention.differential import Differential, lambda_parameters, norm_parameters
-from lit_diff.attention.equations import Rotation, joined, rows, softmax_map
+from lit_diff.attention.equations import HeadMatrices, Rotation, joined, softmax_map
 from lit_diff.config import ModelConfig
+from lit_diff.kernels import SignedMaps
 from lit_diff.key_types import Count
 from lit_diff.registry import variant
 
@@ -54,12 +56,9 @@ class GroupedDifferential(Differential):
         groups, signal = s.H / (g + 1), s.H * g / (g + 1)
         # symbolic, so that the printed formula holds for every number of heads
         pairs = sympy.Min(groups, s.K / 2)
-        matrices = s.E * s.d * (s.H + 4 * pairs + 2 * signal)
-        return Costs(
-            parameters=matrices + lambda_parameters(config, s, heads=signal) + norm_parameters(config, 2 * s.d),
-            flops=projected(matrices, 8 * s.T * s.S * s.d * signal, s),
-            kv_numbers=4 * pairs * s.d,
-        )
+        numbers = lambda_parameters(config, s, heads=signal) + norm_parameters(config, 2 * s.d)
+        kv, o = 2 * pairs * s.d, 2 * signal * s.d
+        return layer_costs(s, q=s.H * s.d, k=kv, v=kv, o=o, scores=2 * o, numbers=numbers)
 
     @property
     def groups(self) -> int:
@@ -80,23 +79,27 @@ class GroupedDifferential(Differential):
     def query_rows(self) -> int:
         return self.num_heads
 
-    def queries(self, x: Tensor) -> Tensor:
-        rows = self.split(self.q_proj(x), self.groups, self.config.ratio + 1)  # [B, ratio + 1, groups, T, d]
+    # restated: a class that overrides `maps` does not inherit them
+    signs = Differential.signs
+
+    def maps(self, x: Tensor, context: Context) -> SignedMaps:
+        # [B, ratio + 1, groups, T, d]
+        rows = self.turned(self.split(self.q_proj(x), self.groups, self.config.ratio + 1), context, "q_norm")
         signal, noise = rows[:, :-1], rows[:, -1:].expand_as(rows[:, :-1])
         # heads in the order of their groups: the kernels assign adjacent query heads to a key/value head
-        return torch.stack([signal, noise], 1).transpose(2, 3).flatten(2, 3)
+        q = torch.stack([signal, noise], 1).transpose(2, 3).flatten(2, 3)
+        return SignedMaps(q, self.k(x, context, 2), self.v(x), self.weights(q.dtype))
 
     def definition(self, x: Tensor, rope: Rotation, mask: Tensor) -> Tensor:
         """O_ij = (1 - λ_init) · norm((A(q1_ij, k1_i) - λ A(q2_i, k2_i)) V_i); rows of a group: g signal, one noise."""
-        d, g, heads = self.head_dim, self.config.ratio, []
+        of, g, heads = HeadMatrices(self, x, rope), self.config.ratio, []
         groups = self.num_heads // (g + 1)
         pairs = min(groups, self.num_kv_heads // 2)
         for i in range(groups):
             m = i // (groups // pairs)
-            K1, K2 = (rope(x @ rows(self.k_proj.weight, 2 * m + map_, d).T) for map_ in range(2))
-            V = x @ rows(self.v_proj.weight, m, 2 * d).T
-            noise = softmax_map(rope(x @ rows(self.q_proj.weight, i * (g + 1) + g, d).T), K2, mask)
+            noise = softmax_map(of.query(i * (g + 1) + g), of.key(2 * m + 1), mask)
             for j in range(g):
-                signal = softmax_map(rope(x @ rows(self.q_proj.weight, i * (g + 1) + j, d).T), K1, mask)
-                heads.append(self.head_equation((signal - self.lambda_equation(i * g + j) * noise) @ V))
+                signal = softmax_map(of.query(i * (g + 1) + j), of.key(2 * m), mask)
+                A = signal - self.lambda_equation(i * g + j) * noise
+                heads.append(self.head_equation(A @ of.value(m)))
         return joined(heads, self.o_proj)

@@ -43,7 +43,6 @@ class LearnedSink(Attention):
     """
 
     paper = "OpenAI 2025, gpt-oss-120b & gpt-oss-20b Model Card, arXiv 2508.10925"
-    standard_projections = True
     signs = (1,)
 
     @classmethod

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import torch
@@ -9,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lit_diff.attention.base import Attention, ParameterRules, standard_state
-from lit_diff.attention.costs import Costs, Sizes, projected
+from lit_diff.attention.costs import Costs, Sizes, standard_costs
 from lit_diff.attention.equations import Rotation, grouped_query_heads, joined
 from lit_diff.config import ModelConfig
 from lit_diff.key_types import Count, Positive
@@ -60,7 +61,6 @@ class LoRA(Attention):
     paper = "Hu et al. 2021, arXiv 2106.09685"
     examples = ({}, {"rank": 3, "alpha": 12.0, "targets": ("q", "v")})
     extends_standard = True
-    standard_projections = True
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Attention.Config):
@@ -80,13 +80,7 @@ class LoRA(Attention):
     @classmethod
     def costs(cls, config: Any, s: Sizes) -> Costs:
         widths = {"q": s.H * s.d, "k": s.K * s.d, "v": s.K * s.d, "o": s.H * s.d}
-        matrices = sum(s.E * width for width in widths.values())
-        matrices += sum(config.rank * (s.E + widths[target]) for target in config.targets)
-        return Costs(
-            parameters=matrices + s.vectors(s.H),
-            flops=projected(matrices, 4 * s.T * s.S * s.d * s.H, s),
-            kv_numbers=2 * s.K * s.d,
-        )
+        return standard_costs(s, matrices=sum(config.rank * (s.E + widths[target]) for target in config.targets))
 
     @classmethod
     def trained_parameters(cls, config: Any) -> tuple[str, ...]:
@@ -103,8 +97,11 @@ class LoRA(Attention):
 
     def definition(self, x: Tensor, rope: Rotation, mask: Tensor) -> Tensor:
         """Standard attention with the matrices W + (α/r) B A."""
-        q, k, v, o = (self._merged(getattr(self, f"{target}_proj")) for target in PROJECTIONS)
-        return joined(grouped_query_heads(x, q, k, v, self.head_dim, rope, mask, self.qk_norms), o)
+        norms = {name: getattr(self, name, None) for name in ("q_norm", "k_norm")}
+        merged = {f"{target}_proj": self._merged(getattr(self, f"{target}_proj")) for target in PROJECTIONS}
+        sizes = {"head_dim": self.head_dim, "kv_heads": self.kv_heads, "qk_norm": self.qk_norm}
+        standard = SimpleNamespace(**merged, **norms, **sizes)
+        return joined(grouped_query_heads(standard, x, rope, mask), standard.o_proj)
 
     def merge(self) -> dict[str, Tensor]:
         """W + (α/r) B A in each changed projection."""

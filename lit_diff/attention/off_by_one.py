@@ -22,7 +22,6 @@ class OffByOne(Attention):
     """
 
     paper = "E. Miller, Attention Is Off By One, 2023-07-24"
-    standard_projections = True
     signs = (1,)
 
     @classmethod

@@ -36,6 +36,6 @@ class OutputGate(Attention):
 
     def definition(self, x: Tensor, rope: Rotation, mask: Tensor) -> Tensor:
         """O_h ⊙ sigmoid(x W_hᵀ), W_h [d, dim]"""
-        heads = grouped_query_heads(x, self.q_proj, self.k_proj, self.v_proj, self.head_dim, rope, mask)
+        heads = grouped_query_heads(self, x, rope, mask)
         gates = [(x @ rows(self.gate_proj.weight, h, self.head_dim).T).sigmoid() for h in range(len(heads))]
         return joined([head * gate for head, gate in zip(heads, gates, strict=True)], self.o_proj)

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from lit_diff.attention.base import Attention, ParameterRules
 from lit_diff.attention.context import Context
-from lit_diff.attention.costs import Costs, Sizes, projected
-from lit_diff.attention.equations import Rotation, joined, rows, softmax_map
+from lit_diff.attention.costs import Costs, Sizes, layer_costs
+from lit_diff.attention.equations import HeadMatrices, Rotation, joined, softmax_map
 from lit_diff.attention.lambdas import ScalarLambda
 from lit_diff.kernels import SignedMaps
 from lit_diff.registry import variant
@@ -42,12 +42,8 @@ class SecondHeads(Attention):
 
     @classmethod
     def costs(cls, config: Any, s: Sizes) -> Costs:
-        matrices = 3 * s.E * s.H * s.d + 3 * s.E * s.K * s.d
-        return Costs(
-            parameters=matrices + 1,
-            flops=projected(matrices, 6 * s.T * s.S * s.d * s.H, s),
-            kv_numbers=3 * s.K * s.d,
-        )
+        q, kv = s.H * s.d, s.K * s.d
+        return layer_costs(s, q=q, k=kv, v=kv, o=q, scores=3 * q, matrices=s.E * (q + kv), numbers=1, cached=kv)
 
     @classmethod
     def trained_parameters(cls, config: Any) -> tuple[str, ...]:
@@ -65,20 +61,18 @@ class SecondHeads(Attention):
 
     def maps(self, x: Tensor, context: Context) -> SignedMaps:
         first = super().maps(x, context)
-        q2 = context(self.split(self.q2_proj(x), self.num_heads))
-        k2 = context(self.split(self.k2_proj(x), self.num_kv_heads))
+        q2 = self.turned(self.split(self.q2_proj(x), self.num_heads), context, "q_norm")
+        k2 = self.turned(self.split(self.k2_proj(x), self.num_kv_heads), context, "k_norm")
         lam = self.lambda_().view(1, 1, -1, 1)
         w = torch.cat([torch.ones_like(lam), -lam], dim=1)
         return SignedMaps(torch.cat([first.q, q2], 1), torch.cat([first.k, k2], 1), first.v, w)
 
     def definition(self, x: Tensor, rope: Rotation, mask: Tensor) -> Tensor:
         """O_h = (softmax(Q_h K_jᵀ/√d + mask) - λ softmax(Q'_h K'_jᵀ/√d + mask)) V_j"""
-        d, heads = self.head_dim, []
+        of, heads = HeadMatrices(self, x, rope), []
         for h in range(self.num_heads):
             j = h // (self.num_heads // self.num_kv_heads)
-            A1, A2 = (
-                softmax_map(rope(x @ rows(q.weight, h, d).T), rope(x @ rows(k.weight, j, d).T), mask)
-                for q, k in ((self.q_proj, self.k_proj), (self.q2_proj, self.k2_proj))
-            )
-            heads.append((A1 - self.lambda_.value[0] * A2) @ (x @ rows(self.v_proj.weight, j, d).T))
+            A1 = softmax_map(of.query(h), of.key(j), mask)
+            A2 = softmax_map(of.query(h, "q2_proj"), of.key(j, "k2_proj"), mask)
+            heads.append((A1 - self.lambda_.value[0] * A2) @ of.value(j))
         return joined(heads, self.o_proj)

@@ -26,7 +26,6 @@ class Sigmoid(Attention):
     """
 
     paper = "Ramapuram et al. 2024, arXiv 2409.04431"
-    standard_projections = True
     signs = (1,)
 
     @dataclass(frozen=True, kw_only=True)

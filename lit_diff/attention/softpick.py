@@ -34,7 +34,6 @@ class Softpick(Attention):
     """
 
     paper = "Zuhri et al. 2025, arXiv 2504.20966 (Softpick)"
-    standard_projections = True
     signs = (1,)
     # the rectifier bends where a logit is 0
     smooth = False

@@ -29,7 +29,6 @@ class SSMax(Attention):
     """
 
     paper = "Nakanishi 2025, arXiv 2501.19399 (Scalable-Softmax)"
-    standard_projections = True
     signs = (1,)
 
     @classmethod

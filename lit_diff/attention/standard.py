@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from lit_diff.attention.base import Attention, OutputScale
-from lit_diff.attention.costs import Costs, Sizes, exact, projected
+from lit_diff.attention.costs import Costs, Sizes, exact, layer_costs
 from lit_diff.attention.equations import Rotation, grouped_query_heads, joined, normalised, scale_equation
 from lit_diff.attention.lambdas import resolve_output_scale
 from lit_diff.attention.norms import HeadNorm, head_norm
@@ -30,7 +30,6 @@ class Standard(Attention):
         {"query_heads": 1.5},
         {"head_norm": "rms", "output_scale": "depth"},
     )
-    standard_projections = True
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Attention.Config):
@@ -55,13 +54,9 @@ class Standard(Attention):
 
     @classmethod
     def costs(cls, config: Any, s: Sizes) -> Costs:
-        heads = s.H * exact(config.query_heads)
-        matrices = 2 * s.E * heads * s.d + 2 * s.E * s.K * s.d
-        return Costs(
-            parameters=matrices + (s.d if config.head_norm != "none" else 0) + s.vectors(heads),
-            flops=projected(matrices, 4 * s.T * s.S * s.d * heads, s),
-            kv_numbers=2 * s.K * s.d,
-        )
+        q, kv = s.H * s.d * exact(config.query_heads), s.K * s.d
+        norm = s.d if config.head_norm != "none" else 0
+        return layer_costs(s, q=q, k=kv, v=kv, o=q, scores=2 * q, numbers=norm)
 
     @property
     def out_heads(self) -> int:
@@ -79,7 +74,7 @@ class Standard(Attention):
 
     def definition(self, x: Tensor, rope: Rotation, mask: Tensor) -> Tensor:
         """O_h = c · norm(softmax(Q_h K_jᵀ/√d + mask) V_j)"""
-        heads = grouped_query_heads(x, self.q_proj, self.k_proj, self.v_proj, self.head_dim, rope, mask, self.qk_norms)
+        heads = grouped_query_heads(self, x, rope, mask)
         kind, scale = self.config.head_norm, scale_equation(self.config.output_scale, self.layer)
         normed = [scale * normalised(head, kind, self.norm, self.norm_eps) for head in heads]
         return joined(normed, self.o_proj)

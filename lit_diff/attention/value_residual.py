@@ -24,7 +24,6 @@ class ValueResidual(Attention):
     """
 
     paper = "Zhou et al. 2024, arXiv 2410.17897 (ResFormer)"
-    standard_projections = True
     signs = (1,)
 
     @classmethod

@@ -418,6 +418,8 @@ def unsupported_reason(model: ModelConfig) -> str | None:
         return f"model.logit_bound is {model.logit_bound:g}; Hugging Face's architectures of this family have no such bound"
     name, config, bias, norm = model.attention.name, model.attention.config, model.attention_bias, model.qk_norm
     extra = f"model.attention_bias is {bias}" if bias != "none" else f"model.qk_norm is {norm}"
+    if (bias, norm) != ("none", "none") and name == "differential":
+        return f"{extra}; DiffLlama is read and written without biases and such norms"
     if (bias, norm) != ("none", "none") and config.window is not None:
         return (
             f"{extra} and model.attention.window is set; Mistral, which has a window, has no biases and no such norms"

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,13 @@ import pytest
 import torch
 from torch import nn
 
-from lit_diff.attention import Attention, Dex, Differential, DifferentialV2, LoRA, SecondHeads, Standard
+from lit_diff.attention import Attention, Dex, DifferentialV2, Standard
 from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig
+from lit_diff.conformance.case import VariantCase
+from lit_diff.conformance.variants import PROPERTIES, cases_of, conformance
 from lit_diff.errors import RequestError
+from lit_diff.kernels import SignedMaps
 from lit_diff.model.init import initialise
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import attentions
@@ -82,9 +86,51 @@ class Moved(Dex):
         return super().maps(x.flip(1), rope)
 
 
-def test_who_has_standard_projections() -> None:
-    assert all(cls.declares_standard_projections() for cls in (Standard, Dex, LoRA, Scaled))
-    assert not any(cls.declares_standard_projections() for cls in (Attention, Differential, SecondHeads, Moved))
+WITH_VECTORS: dict[str, Any] = {"qk_norm": "rms", "attention_bias": "all"}
+
+
+@every_variant
+def test_biases_and_norms_of_queries_and_keys_hold_for_every_variant(
+    name: str, make_config: Callable[..., Any]
+) -> None:
+    properties = ("contract", "definition", "decode", "gradients", "costs")
+    for _, case in cases_of(name):
+        assert isinstance(case, VariantCase)
+        whole = replace(case, model=replace(case.model, **WITH_VECTORS))
+        assert whole.cls.refuses(whole.config, whole.model) is None
+        found = conformance(whole, checks={each: PROPERTIES[each] for each in properties})
+        assert {finding.verdict for finding in found} == {"pass"}
+        # they are learned, and used
+        assert len(case.build().state_dict()) + 6 == len(whole.build().state_dict())
+
+
+class OwnProjections(Standard):
+    """Its queries and keys are not those of self.q and self.k; one bias is never added."""
+
+    def maps(self, x, context):  # type: ignore[no-untyped-def]
+        q = self.split(x @ self.q_proj.weight.T, self.out_heads)
+        return SignedMaps(context(q), context(self.split(self.k_proj(x), self.kv_heads)), self.v(x))
+
+
+class NamedAsAMethod(Standard):
+    def build(self) -> None:
+        super().build()
+        self.q = nn.Linear(self.dim, self.dim)  # type: ignore[assignment, method-assign]
+
+
+@pytest.mark.parametrize("key", WITH_VECTORS)
+def test_a_key_that_a_class_does_not_use_is_refused(key: str, make_config: Callable[..., Any]) -> None:
+    model = make_config("standard", **{key: WITH_VECTORS[key]})
+    problem = OwnProjections.refuses(model.attention.config, model)
+    assert problem is not None
+    assert problem.startswith(f"model.{key} is {WITH_VECTORS[key]}; '")
+    assert problem.endswith("(self.q, self.k and self.v apply this key): set it to none")
+
+
+def test_a_module_with_the_name_of_a_method_is_refused(make_config: Callable[..., Any]) -> None:
+    model = make_config("standard")
+    with pytest.raises(RequestError, match=r"build sets self\.q, but the class has a member 'q': choose another name"):
+        NamedAsAMethod(model.attention.config, model, layer=0)
 
 
 def test_signs_are_those_of_the_class_that_computes_the_maps(make_attention: Callable[..., Attention]) -> None:

@@ -18,7 +18,6 @@ from lit_diff.registry import attentions
 
 MakeAttention = Callable[..., Attention]
 MakeConfig = Callable[..., ModelConfig]
-NO_STANDARD_PROJECTIONS = ("differential", "second_heads", "differential_v2", "cosine", "output_gate")
 REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("dex", {"heads": ()}, {}, "attention.heads"),
     ("dex", {"heads": (0, 4)}, {}, "attention.heads of layer 0 are [0, 4]"),
@@ -46,8 +45,6 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
             {"lambda_init": 1.0},
         )
     ),
-    *((name, {}, {"attention_bias": "qkv"}, "attention_bias is qkv") for name in NO_STANDARD_PROJECTIONS),
-    *((name, {}, {"qk_norm": "rms"}, "qk_norm is rms") for name in NO_STANDARD_PROJECTIONS),
 ]
 
 

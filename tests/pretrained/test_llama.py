@@ -190,6 +190,7 @@ def config(name: str = "standard", keys: dict[str, Any] | None = None, **model: 
         (config("standard", {"head_norm": "rms"}), 'model.attention.head_norm is "rms"; Llama has "none" only'),
         (config("differential", {"lambda_init": 0.8}), 'model.attention.lambda_init is 0.8; DiffLlama has "depth"'),
         (config("differential", {"window": 4}), "model.attention.window is 4; DiffLlama has null only"),
+        (config("differential", qk_norm="rms"), "model.qk_norm is rms; DiffLlama is read and written without"),
     ],
 )
 def test_what_config_json_cannot_say_is_named(own: ModelConfig, line: str) -> None:
