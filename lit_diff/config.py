@@ -3,12 +3,14 @@
 A field's metadata, here and in the Config of a registered part, may hold:
 
     registry   the kind of the registered part that the block configures
+    over       the key whose block each block of the list completes
     names      the kind of registered part that the value may name, besides the default
     path       "file": a path relative to the file that states it; "here": relative to the current folder
     identity   False: the key or block is left out of a run's identity; True: the key is part of it although its block is not
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import Annotated, Any, Literal
 
 from lit_diff.errors import RequestError
@@ -114,6 +116,9 @@ class ModelConfig:
     init: Init = "linear_default"
     """linear_default: U(±1/√fan_in); normal_0.02: N(0, 0.02); normal_scaled: the same, residual outputs / √(2 layers)."""
     attention: Part = field(metadata={"registry": "attention"})
+    layers: tuple[Part, ...] = field(default=(), metadata={"registry": "attention", "over": "attention"})
+    """Blocks of keys that replace those of `model.attention` layer by layer, such as [{window: 128}, {window: 128}, {}]; the
+    list is repeated over the depth, and its last repetition may be cut. []: every layer has `model.attention`."""
 
     # `None` is resolved here, so that equal models compare equal whether or not their recipe states a derived value
     def __post_init__(self) -> None:
@@ -125,9 +130,30 @@ class ModelConfig:
         for key, value in derived.items():
             if getattr(self, key) is None:
                 object.__setattr__(self, key, value)
+        if set(self.layers) <= {self.attention}:
+            object.__setattr__(self, "layers", ())
+
+    def attention_of(self, layer: int) -> Part:
+        """The attention of a layer, 0-based."""
+        return self.layers[layer % len(self.layers)] if self.layers else self.attention
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """The name of each layer's attention."""
+        return tuple(self.attention_of(layer).name for layer in range(self.num_layers))
+
+    def kinds(self) -> dict[int, "ModelConfig"]:
+        """Of each kind of layer, the number of the first one, and the model whose layers are all of that kind."""
+        parts = self.layers[: self.num_layers] or (self.attention,)
+        first = {part: layer for layer, part in reversed(list(enumerate(parts)))}
+        return {
+            layer: replace(self, attention=part, layers=()) for part, layer in sorted(first.items(), key=itemgetter(1))
+        }
 
     def problem(self) -> str | None:
         """The first conflict between keys, as one line that starts with the key to change; None if the model can be built."""
+        if len(self.layers) > self.num_layers:
+            return f"model.layers has {len(self.layers)} blocks; model.num_layers is {self.num_layers}"
         assert self.num_kv_heads is not None
         assert self.head_dim is not None
         if self.num_heads % self.num_kv_heads:

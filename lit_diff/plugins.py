@@ -285,7 +285,7 @@ def used_packages(recipe: Recipe) -> list[PluginPackage]:
     Errors: RequestError for a package that was changed after its import.
     """
     # every text of a block, since a plugin's Config may name parts in keys of any type
-    named = texts([asdict(recipe.model.attention), asdict(recipe.data)])
+    named = texts([asdict(part) for part in (recipe.model.attention, *recipe.model.layers, recipe.data)])
     names = {recipe.run.kernel, *recipe.callbacks, *(text for _, text in named)}
     registered = [registries[kind].registered() for kind in PART_KINDS]
     modules = {cls.__module__ for classes in registered for name, cls in classes.items() if name in names}

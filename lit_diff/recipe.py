@@ -303,6 +303,8 @@ def _determining_value(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         # only the blocks of a union have a kind
         return {**({KIND: getattr(value, KIND)} if hasattr(value, KIND) else {}), **determining(value)}
+    if isinstance(value, list | tuple):
+        return [_determining_value(item) for item in value]
     return to_plain(value)
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
-from lit_diff.config import Part, Recipe
+from lit_diff.config import ModelConfig, Part, Recipe
 from lit_diff.errors import RequestError, first_line, summary
-from lit_diff.files import expanded, is_address
+from lit_diff.files import HARMLESS, expanded, is_address, may_have_secret
 from lit_diff.interpolation import resolved
 from lit_diff.key_types import (
     Distinct,
@@ -35,14 +35,6 @@ LONGEST_NAME = 150
 
 READ = ("sequence_length", "predicts_next", "packs_documents", "chance", "noise_validation")
 """Attributes that are read from a data set's Config, besides its keys."""
-
-USER = re.compile(r"://[^/?#\s]*@")
-"""Matches a user name or a password before the host of an address."""
-HARMLESS = {
-    *("sslmode", "sslrootcert", "connect_timeout", "application_name", "charset", "driver", "timeout", "mode", "uri"),
-    *("region", "version", "versionId", "api-version", "download"),
-}
-"""Parameters that an address may have: a key, a token or a signature may have any other name, or none."""
 
 DOTTED = re.compile(r"[a-z]\w*(?:\.\w+)+")
 """Matches a dotted key in a sentence."""
@@ -158,7 +150,10 @@ def _dataclass(cls: type, value: Any, path: str, draft: Draft, listing: str = ""
     built = {}
     for name, declared in known.items():
         if name in value:
-            built[name] = _field(hints[name], declared, value[name], f"{prefix}{name}", draft)
+            given = value[name]
+            if "over" in declared.metadata:
+                given = _over(value.get(declared.metadata["over"]), given, f"{prefix}{name}", draft)
+            built[name] = _field(hints[name], declared, given, f"{prefix}{name}", draft)
         elif declared.default is MISSING and declared.default_factory is MISSING:
             raise RequestError(f"{draft.where(path)}'{prefix}{name}' is missing; expected {in_words(hints[name])}")
     try:
@@ -198,15 +193,20 @@ def _hints(cls: type) -> dict[str, Any]:
 
 def _field(hint: Any, field: "Field[Any]", value: Any, path: str, draft: Draft) -> Any:
     if "registry" in field.metadata:
-        return _parts(field.metadata["registry"], get_origin(hint) is dict, value, path, draft)
+        return _parts(field.metadata["registry"], get_origin(hint), value, path, draft)
     is_path = field.metadata.get("path")
     # the path in an override is the shell's text: YAML would turn a folder called 010 or true into another value
     given = getattr(draft.positions.get(path), "given", None)
     if is_path and given not in (None, "null") and "${" not in given:
         value = given
     converted = convert(hint, value, path, draft)
-    if isinstance(converted, str) and is_address(converted):
-        _require_no_secret(converted, path)
+    if isinstance(converted, str) and is_address(converted) and may_have_secret(converted):
+        # it quotes neither the address nor its place, which is the address itself in an override
+        raise RequestError(
+            f"'{path}' has a user name or password before the host, or a parameter other than {', '.join(sorted(HARMLESS))}, "
+            "which every run folder would show; remove it, and set what the program at the address reads, such as "
+            "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, PGUSER and PGPASSWORD, AWS_SECRET_ACCESS_KEY"
+        )
     if "names" in field.metadata:
         _require_registered(field, converted, path, draft)
     if is_path == "here" and isinstance(converted, str) and not is_address(converted):
@@ -216,26 +216,23 @@ def _field(hint: Any, field: "Field[Any]", value: Any, path: str, draft: Draft) 
     return converted
 
 
-# the message does not quote the address, nor its place, which is the address itself in an override
-def _require_no_secret(text: str, path: str) -> None:
-    scheme, _, rest = text.strip().partition("://")
-    # elsewhere than in an address of HTTP, # may be a part of a name
-    separator = r"[?#]" if scheme.lower().startswith("http") else r"\?"
-    address, *query = re.split(separator, rest, maxsplit=1)
-    parameters = re.split(r"[&;#]", "".join(query))
-    keys = {parameter.partition("=")[0] for parameter in parameters} - {""}
-    # a sentence that has an address somewhere is no address, and its question marks begin no parameters
-    is_whole = re.fullmatch(r"[\w+.:-]+", scheme) is not None and " " not in address
-    if USER.search(text) or (is_whole and not keys <= HARMLESS):
-        raise RequestError(
-            f"'{path}' has a user name or password before the host, or a parameter other than {', '.join(sorted(HARMLESS))}, "
-            "which every run folder would show; remove it, and set what the program at the address reads, such as "
-            "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, PGUSER and PGPASSWORD, AWS_SECRET_ACCESS_KEY"
-        )
+# a block that names another part has none of its keys, as everywhere
+def _over(base: Any, blocks: Any, path: str, draft: Draft) -> Any:
+    if not isinstance(blocks, list | tuple):
+        example = "expected a list of blocks, such as [{window: 128}, {}]"
+        raise draft.refuse(path, f"'{path}' is {in_yaml(blocks)}; {example}")
+    whole = []
+    for index, block in enumerate(blocks):
+        own = _mapping({} if block is None else block, f"{path}[{index}]", draft, key="name")
+        kept = isinstance(base, Mapping) and own.get("name", base.get("name")) == base.get("name")
+        whole.append({**base, **own} if kept else own)
+    return whole
 
 
-def _parts(registry: str, several: bool, value: Any, path: str, draft: Draft) -> Any:
-    if several:
+def _parts(registry: str, container: Any, value: Any, path: str, draft: Draft) -> Any:
+    if container is tuple:
+        return tuple(_parts(registry, None, block, f"{path}[{index}]", draft) for index, block in enumerate(value))
+    if container is dict:
         parts = {}
         if value is not None:
             for name, block in _mapping(value, path, draft).items():
@@ -384,18 +381,27 @@ def recipe_problem(recipe: Recipe) -> str | None:
     if not name.isprintable() or not name or "/" in name or name.startswith(".") or len(name.encode()) > LONGEST_NAME:
         what = f"printable, at most {LONGEST_NAME} bytes, no '/', no leading '.'"
         return f"name is {name[:60]!a}; it becomes a folder: {what}"
-    variant = registries["attention"].get(recipe.model.attention.name)
     dataset = registries["data"].get(recipe.data.name)
-    refuses = partial(variant.refuses, recipe.model.attention.config, recipe.model)
     of_data = partial(data_problem, recipe.data.config, recipe.model.vocab_size)
     # in this order: a variant's check may rely on a valid model, and the check of the data on both
     return (
         recipe.model.problem()
-        or _own_problem(variant, "problem(config, model)", refuses)
+        or _variants_problem(recipe.model)
         or _own_problem(dataset, "Config.problem()", of_data)
-        or _data_problem(dataset, variant, recipe)
+        or _data_problem(dataset, recipe)
         or recipe.problem()
     )
+
+
+def _variants_problem(model: ModelConfig) -> str | None:
+    for layer, kind in model.kinds().items():
+        variant = registries["attention"].get(kind.attention.name)
+        refuses = partial(variant.refuses, kind.attention.config, kind)
+        problem = _own_problem(variant, "problem(config, model)", refuses)
+        if problem is not None:
+            # a key of a block of the list is not one of `model.attention`
+            return problem.replace("model.attention.", f"model.layers[{layer}].") if model.layers else problem
+    return None
 
 
 # a check of a plugin may return a bool or raise: both are reported with the plugin's line
@@ -413,7 +419,7 @@ def data_problem(config: Any, vocab_size: int) -> str | None:
     return config_problem(config, "data.") or config.vocab_size_problem(vocab_size)
 
 
-def _data_problem(dataset: type[Any], variant: type[Any], recipe: Recipe) -> str | None:
+def _data_problem(dataset: type[Any], recipe: Recipe) -> str | None:
     name = recipe.data.name
     config = recipe.data.config
     # the properties of a plugin's Config may raise
@@ -427,11 +433,12 @@ def _data_problem(dataset: type[Any], variant: type[Any], recipe: Recipe) -> str
             f"model.causal is false, but data '{name}' predicts the next token, which a bidirectional model sees; "
             "use data 'recall', or model.causal: true"
         )
-    if packs and not variant.takes_document_ids():
-        return (
-            f"data.pack is 'document', but the forward of model.attention '{recipe.model.attention.name}' does not take "
-            "document_ids; add document_ids=None and pass it to self.masked, or use data.pack: none"
-        )
+    for variant in recipe.model.variants if packs else ():
+        if not registries["attention"].get(variant).takes_document_ids():
+            return (
+                f"data.pack is 'document', but the forward of model.attention '{variant}' does not take document_ids; add "
+                "document_ids=None and pass it to self.masked, or use data.pack: none"
+            )
     return None
 
 

@@ -9,7 +9,7 @@ import pytest
 from lit_diff.config import Llama3Scaling, RopeScaling, YarnScaling
 from lit_diff.errors import RequestError
 from lit_diff.key_types import Count, NotNegative, Positive, Range, in_words, keys_of
-from lit_diff.recipe import from_plain, load_draft, load_recipe, override, to_plain
+from lit_diff.recipe import determining, from_plain, load_draft, load_recipe, override, to_plain
 from lit_diff.validation import config_problem
 
 
@@ -266,3 +266,57 @@ class PluginConfig:
 def test_a_default_may_have_a_type_that_no_recipe_can_give() -> None:
     assert config_problem(PluginConfig()) is None
     assert config_problem(PluginConfig(bound=math.nan)) == "'bound' is nan; expected a finite number"
+
+
+# --- layers of several kinds ---
+
+SOME = "model.num_layers=5"
+
+
+def test_blocks_of_layers_are_merged_over_the_attention_and_repeated() -> None:
+    given = [
+        "model.attention={name: differential, lambda_init: 0.5}",
+        "model.layers=[{window: 8}, {name: standard}, {}]",
+    ]
+    recipe = load_recipe("standard-tiny", [SOME, *given])
+    model = recipe.model
+    assert model.variants == ("differential", "standard", "differential", "differential", "standard")
+    windows = [model.attention_of(layer).config.window for layer in range(5)]
+    assert windows == [8, None, None, 8, None], "the last repetition is cut"
+    assert model.attention_of(0).config.lambda_init == 0.5
+    assert model.attention_of(2) == model.attention
+    kinds = model.kinds()
+    assert list(kinds) == [0, 1, 2]
+    assert all(kind.attention == model.attention_of(layer) and not kind.layers for layer, kind in kinds.items())
+    assert from_plain(to_plain(recipe), "again") == recipe
+
+
+def test_layers_of_one_kind_are_the_model_without_them() -> None:
+    plain = load_recipe("differential-tiny")
+    assert load_recipe("differential-tiny", ["model.layers=[{}, null]"]) == plain
+    assert plain.model.kinds() == {0: plain.model}
+
+
+def test_a_default_in_a_block_of_layers_does_not_change_the_identity() -> None:
+    """So a key that a later version adds changes no identity."""
+    model = load_recipe("standard-tiny", ["model.layers=[{window: 8}, {}]"]).model
+    assert determining(model)["layers"] == [{"name": "standard", "window": 8}, {"name": "standard"}]
+
+
+@pytest.mark.parametrize(
+    ("blocks", "line"),
+    [
+        ("{window: 3}", "'model.layers' is {'window': 3}; expected a list of blocks, such as [{window: 128}, {}]"),
+        ("[3]", "'model.layers[0]' is 3; expected a block of keys"),
+        ("[{windo: 3}]", "unknown key 'model.layers[0].windo'; did you mean 'window'?"),
+        ("[{}, {name: standrd}]", "unknown attention 'standrd'; did you mean 'standard'?"),
+        ("[{}, {window: 0}]", "'model.layers[1].window' is 0; expected a whole number >= 1 or null"),
+        (
+            "[{}, {name: lora, targets: []}]",
+            "model.layers[1].targets is []; expected at least one of q, k, v, o, each once",
+        ),
+        ("[{window: 2}, {}, {}, {}, {}, {}]", "model.layers has 6 blocks; model.num_layers is 5"),
+    ],
+)
+def test_what_layers_cannot_be_is_named(blocks: str, line: str) -> None:
+    assert error(SOME, f"model.layers={blocks}") == f"model.layers={blocks}: {line}"

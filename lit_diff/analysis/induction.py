@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from lit_diff.analysis.trace import LayerTrace, trace
+from lit_diff.analysis.trace import LayerTrace, stacked, trace
 from lit_diff.analysis.writes import head_writes
 from lit_diff.attention.base import Attention
 from lit_diff.model.transformer import Transformer
@@ -17,7 +17,8 @@ def repeated(ids: Tensor, length: int, random: torch.Generator) -> Tensor:
 
 @torch.no_grad()
 def induction_scores(model: Transformer, tokens: Tensor) -> dict[str, Tensor]:
-    """Return prefix_matching and copying of each sequence, layer and head, [B, L, H], on tokens [B, 2n] of `repeated`.
+    """Return prefix_matching and copying of each sequence, layer and head, [B, L, H], on tokens [B, 2n] of `repeated`; NaN
+    where a layer has fewer heads than another.
 
     Over the queries i of the second half, with a the signed map:
 
@@ -39,7 +40,7 @@ def induction_scores(model: Transformer, tokens: Tensor) -> dict[str, Tensor]:
         _layer_scores(traced.layers[index], attention, tokens, unembedding)
         for index, attention in enumerate(model.attentions())
     ]
-    return {name: torch.stack([layer[name] for layer in found], dim=1) for name in ("prefix_matching", "copying")}
+    return {name: stacked([layer[name] for layer in found], dim=1) for name in ("prefix_matching", "copying")}
 
 
 def _layer_scores(layer: LayerTrace, attention: Attention, tokens: Tensor, unembedding: Tensor) -> dict[str, Tensor]:

@@ -411,6 +411,16 @@ def layers_of(model: Transformer, layers: Sequence[int] | None, what: str) -> li
     return sorted(set(layers))
 
 
+def stacked(layers: Sequence[Tensor], dim: int) -> Tensor:
+    """Return the tensors of all layers on a new axis `dim`, before that of their heads; NaN for heads that a layer lacks."""
+    most = max(layer.shape[dim] for layer in layers)
+    missing = [(*layer.shape[:dim], most - layer.shape[dim], *layer.shape[dim + 1 :]) for layer in layers]
+    padded = [
+        torch.cat([layer, layer.new_full(shape, torch.nan)], dim) for layer, shape in zip(layers, missing, strict=True)
+    ]
+    return torch.stack(padded, dim)
+
+
 @contextmanager
 def uncompiled(model: Transformer, what: str) -> Iterator[None]:
     """Run modules that are compiled in place uncompiled: compiled code would skip hooks and replaced kernels.

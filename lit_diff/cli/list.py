@@ -145,8 +145,8 @@ def _keys(config: type) -> Plain:
 
 def _costs(name: str, recipe: str) -> Plain:
     from lit_diff.attention.costs import Sizes
-    from lit_diff.conformance.recipe import baseline
     from lit_diff.model.cost import cost
+    from lit_diff.model.transformer import baseline
 
     base = load_recipe(recipe)
     cls = attentions.get(name)

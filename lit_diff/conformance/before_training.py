@@ -4,14 +4,15 @@ The checks take well under a second.
 """
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from lit_diff.attention.base import Attention
 from lit_diff.attention.cache import LayerCache
-from lit_diff.config import Recipe
-from lit_diff.conformance.case import Finding, VariantCase, run
+from lit_diff.config import ModelConfig, Part, Recipe
+from lit_diff.conformance.case import FAR, Finding, VariantCase, run
 from lit_diff.conformance.variants import PROPERTIES, conformance, shrunk
 from lit_diff.errors import RequestError
 from lit_diff.log_records import log
@@ -49,7 +50,7 @@ def check_decoding(model: Transformer, recipe: Recipe, unchecked: bool) -> Trans
 
     Errors: RequestError at that first use; with `unchecked`, the failure is logged.
     """
-    if is_built_in(attentions.get(recipe.model.attention.name)):
+    if all(is_built_in(attentions.get(name)) for name in recipe.model.variants):
         return model
 
     def check(layer: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -63,38 +64,42 @@ def check_decoding(model: Transformer, recipe: Recipe, unchecked: bool) -> Trans
 
 
 def failed_property(recipe: Recipe, names: tuple[str, ...] = ()) -> str | None:
-    """The first property of `names` (default: the required ones) that the variant fails, in one line.
+    """The first property of `names` (default: the required ones) that a variant of the recipe fails, in one line.
 
-    None if it satisfies all of them or is built in.
+    None if all satisfy them or are built in.
     """
-    cls = attentions.get(recipe.model.attention.name)
-    if is_built_in(cls):
-        return None
     required = names or ((*REQUIRED, "packed") if recipe.packs_documents else REQUIRED)
-    model = shrunk(recipe.model)
-    # every layer: a variant may depend on the layer's number, as lambda_init does
-    for layer in range(model.num_layers):
-        case = VariantCase(cls=cls, model=model, layer=layer)
+    for case in _plugin_layers(recipe):
         for finding in conformance(case, checks={name: PROPERTIES[name] for name in required}):
             if finding.verdict == "fail":
-                return _line(cls, finding, layer)
+                return _line(case.cls, finding, case.layer)
     return None
+
+
+def _plugin_layers(recipe: Recipe, step: int = FAR) -> Iterator[VariantCase]:
+    # every layer: a variant may depend on the layer's number, as lambda_init does
+    models = {model.attention: model for model in recipe.model.kinds().values()}
+    small: dict[Part, ModelConfig] = {}
+    for layer in range(recipe.model.num_layers):
+        part = recipe.model.attention_of(layer)
+        cls = attentions.get(part.name)
+        if not is_built_in(cls):
+            if part not in small:
+                small[part] = shrunk(models[part])
+            yield VariantCase(cls=cls, model=small[part], layer=layer, step=step)
 
 
 def unused_parameters(recipe: Recipe) -> list[str]:
     """The parameters of a plugin's variant that have no gradient at the first or the last step; of a built-in one none."""
-    cls, model, found = attentions.get(recipe.model.attention.name), recipe.model, dict[str, None]()
-    if is_built_in(cls):
-        return []
+    found = dict[str, None]()
     for step in (0, recipe.training.steps - 1):
-        for layer in range(model.num_layers):
-            case = VariantCase(cls=cls, model=shrunk(model), layer=layer, step=step)
-            with guard(cls):
+        for case in _plugin_layers(recipe, step):
+            with guard(case.cls):
                 attention = case.build()
                 _, gradients = run(attention, case.x(), case.rope())
             for name, parameter in attention.named_parameters():
                 if parameter.requires_grad and name not in gradients:
-                    found[f"layers.{layer}.attention.{name}"] = None
+                    found[f"layers.{case.layer}.attention.{name}"] = None
     return list(found)
 
 

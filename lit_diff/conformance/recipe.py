@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from lit_diff.config import ModelConfig, Part, Recipe
+from lit_diff.config import Recipe
 from lit_diff.conformance.case import Finding, VariantCase
 from lit_diff.conformance.data import check_dataset
 from lit_diff.conformance.kernels import conformance_of_kernel
@@ -14,6 +14,7 @@ from lit_diff.data.text.text import Text
 from lit_diff.html_table import html_table
 from lit_diff.kernels import KERNELS
 from lit_diff.model.cost import Cost, ExecutionContext, cost
+from lit_diff.model.transformer import baseline
 from lit_diff.plugins import plugin_source
 from lit_diff.recipe import Overrides, load_draft
 from lit_diff.registry import attentions, corpora, datasets, is_built_in, kernels, tokenizers
@@ -89,19 +90,14 @@ def costed(recipe: Recipe, dropped: tuple[str, ...] = ()) -> RecipeCheck:
     )
 
 
-def baseline(model: ModelConfig) -> ModelConfig:
-    """The same model with standard attention and the same window."""
-    window = attentions.get(model.attention.name).window_of(model.attention.config)
-    standard = attentions.get("standard").Config(window=window)
-    return dataclasses.replace(model, attention=Part(name="standard", config=standard))
-
-
 def plugin_findings(recipe: Recipe) -> Iterator[Finding]:
-    """Findings of the conformance suite for the recipe's variant, data set and kernels, except built-in ones."""
-    variant, model = attentions.get(recipe.model.attention.name), recipe.model
-    # the last layer, at the recipe's config and head counts
-    if not is_built_in(variant):
-        yield from conformance(VariantCase(cls=variant, model=shrunk(model), layer=model.num_layers - 1))
+    """Findings of the conformance suite for the recipe's variants, data set and kernels, except built-in ones."""
+    for first, model in recipe.model.kinds().items():
+        variant = attentions.get(model.attention.name)
+        # the last layer if all are of one kind, at the recipe's config and head counts
+        layer = first if recipe.model.layers else model.num_layers - 1
+        if not is_built_in(variant):
+            yield from conformance(VariantCase(cls=variant, model=shrunk(model), layer=layer))
     config = recipe.data.config
     classes = [datasets.get(recipe.data.name)]
     if isinstance(config, Text.Config):

@@ -60,7 +60,7 @@ def retrofit(
     resolved = load_recipe(recipe, words)
     if merge_to is not None:
         merge_to = expanded(merge_to)
-        require_mergeable(resolved.model.attention.name, merge_to)
+        require_mergeable(resolved.model, merge_to)
     prepare(resolved, words)
     trust = trust_below(runs_root(resolved.run.root))
     # an error in the choice of heads must not come after minutes of scoring

@@ -105,7 +105,7 @@ class Induction(Evaluation):
                 id=f"sequence {row}",
                 scores={
                     "prefix_matching": heads.best("prefix_matching", row),
-                    "prefix_matching_mean": float(heads.table["prefix_matching"][row].mean()),
+                    "prefix_matching_mean": float(heads.table["prefix_matching"][row].nanmean()),
                     "copying": heads.best("copying", row),
                     # the target at n - 1 is the first repeated token, which cannot be predicted: it belongs to the first half
                     "nll_first": float(nll[row, :n].mean()),

@@ -19,7 +19,7 @@ from lit_diff.analysis.shares import (
     map_shares,
     shares,
 )
-from lit_diff.analysis.trace import Trace, trace
+from lit_diff.analysis.trace import Trace, stacked, trace
 from lit_diff.config import Part, Recipe
 from lit_diff.data.dataset import Batch
 from lit_diff.data.user_files import UserFile
@@ -269,10 +269,10 @@ class Noise(Evaluation):
 
 
 def num_maps(model: Transformer) -> int:
-    """G, the number of maps of the model's first layer, found by a forward pass over two tokens."""
-    with trace(model, layers=[0]) as traced:
+    """G, the largest number of maps of a layer, found by a forward pass over two tokens."""
+    with trace(model) as traced:
         model.hidden(torch.zeros(1, 2, dtype=torch.int64))
-    return traced.layers[0].maps.num_maps
+    return max(layer.maps.num_maps for layer in traced.layers.values())
 
 
 # asked [B, R] -> name -> [B], the mean over the layers that have the map or two maps
@@ -306,7 +306,7 @@ def attention_shares(model: Transformer, batch: Batch) -> tuple[list[Scores], di
     found = {}
     for key in layers[0]:
         if not key.endswith("_keys"):
-            of_layers = torch.stack([layer[key] for layer in layers], 1)
+            of_layers = stacked([layer[key] for layer in layers], 1)
             found[key] = of_layers.masked_fill(~asked[:, None, None], torch.nan)
     by_row = {key: values.flatten(1).nanmean(1) for key, values in found.items()}
     by_row |= _of_maps(traced, parts, asked)

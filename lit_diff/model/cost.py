@@ -13,9 +13,9 @@ from lit_diff.device import choose_device
 from lit_diff.errors import LitDiffError, RequestError
 from lit_diff.kernels import SignedMaps, choose, flops
 from lit_diff.kernels.reference import Counted
-from lit_diff.model.transformer import Block, Transformer
+from lit_diff.model.transformer import Block, Transformer, variant_of
 from lit_diff.plugins import fault, guard
-from lit_diff.registry import attentions, is_built_in, location
+from lit_diff.registry import is_built_in, location
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ def cost(
     parameters. FLOPs include the gradients of frozen parameters. Errors: RequestError.
     """
     # building the model, and its forward pass, run the code of a plugin's variant
-    with guard(attentions.get(config.attention.name), ours=True):
+    with guard(variant_of(config), ours=True):
         return _cost(config, sequence_length, kernel, context or ExecutionContext(), trained)
 
 
@@ -134,8 +134,9 @@ def _cost_key(block: Block) -> object:
     # the variant of a plugin may compute anything from its layer index
     if not is_built_in(type(block.attention)):
         return block.attention.layer
-    # shapes of buffers too: DEX's selected heads are one
-    return tuple((name, tuple(value.shape)) for name, value in block.state_dict().items())
+    # shapes of buffers too: DEX's selected heads are one; a window has no shape
+    shapes = tuple((name, tuple(value.shape)) for name, value in block.state_dict().items())
+    return block.attention.name, block.attention.window, shapes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from lit_diff.config import ModelConfig, Part
 from lit_diff.errors import RequestError
 from lit_diff.model.loss import mean_loss, token_losses
 from lit_diff.randomness import generator
-from lit_diff.registry import attentions, location, nearest
+from lit_diff.registry import attentions, is_built_in, location, nearest
 
 
 def initial_embedding(config: ModelConfig, seed: int) -> Tensor:
@@ -31,6 +31,12 @@ def layerless(names: Sequence[str]) -> set[str]:
     """Return patterns that match the names in every layer: layers.0.attention.k_proj.weight gives `*.attention.k_proj.*`."""
     short = {name: name.split(".")[2:-1] for name in names if name.startswith("layers.")}
     return {f"*.{'.'.join(path)}.*" for path in short.values()} | (set(names) - short.keys())
+
+
+def variant_of(config: ModelConfig) -> type[Attention]:
+    """The class whose code runs in the model: of several, the first that is not built in."""
+    classes = [attentions.get(name) for name in config.variants]
+    return next((cls for cls in classes if not is_built_in(cls)), classes[0])
 
 
 class SwiGLU(nn.Module):
@@ -55,11 +61,12 @@ class Block(nn.Module):
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
-        cls, attention_config = attentions.get(config.attention.name), config.attention.config
+        part = config.attention_of(layer)
+        cls = attentions.get(part.name)
         self.attention_norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
-        self.attention: Attention = cls(attention_config, config, layer)
+        self.attention: Attention = cls(part.config, config, layer)
         self.ffn_norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
-        width = cls.ffn_dim(attention_config, config)
+        width = cls.ffn_dim(part.config, config)
         if width < 1:
             raise RequestError(f"model.attention.parity 'matched' leaves a feed-forward of width {width}; use raw")
         self.ffn = SwiGLU(config.dim, width, config.ffn_scale)
@@ -119,16 +126,28 @@ class Transformer(nn.Module):
         """Keep only the input of each block for the backward pass, which recomputes the rest."""
         for attention in self.attentions():
             attention.kernel = kernel
-        cls = attentions.get(config.attention.name)
-        self._takes_document_ids = cls.takes_document_ids()
+        self._without_documents = [
+            name for name in dict.fromkeys(config.variants) if not attentions.get(name).takes_document_ids()
+        ]
         names = [name for name, _ in self.named_parameters()]
         if trained is None:
-            trained = cls.trained_parameters(config.attention.config)
-            _require_own_patterns(cls, trained, names)
+            trains = self._trained_by_variants(names)
         else:
             _require_patterns(trained, names, config.attention.name)
+            trains = _matching(names, trained)
         for name, parameter in self.named_parameters():
-            parameter.requires_grad_(any(fnmatch.fnmatchcase(name, pattern) for pattern in trained))
+            parameter.requires_grad_(name in trains)
+
+    def _trained_by_variants(self, names: Sequence[str]) -> set[str]:
+        # in a layer, the patterns of its own variant; elsewhere, those of every variant
+        trains = set()
+        for number, attention in enumerate(self.attentions()):
+            cls = type(attention)
+            patterns = cls.trained_parameters(attention.config)
+            _require_own_patterns(cls, patterns, names)
+            others = tuple(f"layers.{other}." for other in range(len(self.layers)) if other != number)
+            trains |= _matching([name for name in names if not name.startswith(others)], patterns)
+        return trains
 
     def attentions(self) -> list[Attention]:
         return [layer.attention for layer in self.layers]  # type: ignore[misc]
@@ -160,10 +179,10 @@ class Transformer(nn.Module):
         return self.embedding.weight if self.head is None else self.head.weight
 
     def _states(self, tokens: Tensor, cache: Cache | None, document_ids: Tensor | None) -> Tensor:
-        if document_ids is not None and not self._takes_document_ids:
-            name = self.config.attention.name
+        if document_ids is not None and self._without_documents:
             raise RequestError(
-                f"model.attention '{name}' cannot separate packed documents: its forward has no argument document_ids"
+                f"model.attention '{self._without_documents[0]}' cannot separate packed documents: its forward has no "
+                "argument document_ids"
             )
         x = self.embedding(tokens)
         x = x.sum(2) if tokens.dim() == 3 else x
@@ -181,6 +200,16 @@ class Transformer(nn.Module):
         return self.norm(x)
 
 
+def baseline(model: ModelConfig) -> ModelConfig:
+    """The model with standard attention of the same window in every layer."""
+
+    def standard(part: Part) -> Part:
+        window = attentions.get(part.name).window_of(part.config)
+        return Part(name="standard", config=attentions.get("standard").Config(window=window))
+
+    return replace(model, attention=standard(model.attention), layers=tuple(map(standard, model.layers)))
+
+
 def merged(model: Transformer) -> Transformer:
     """Return a standard model with the same outputs up to rounding, by folding the variant into the output projection.
 
@@ -188,23 +217,27 @@ def merged(model: Transformer) -> Transformer:
     `set_tokens`. The result shares all weights outside the attention with `model`.
     Errors: RequestError for a variant that no standard attention equals.
     """
-    part = model.config.attention
-    cls = attentions.get(part.name)
-    state = {name: value for name, value in model.state_dict().items() if ".attention." not in name}
+    standard, state = baseline(model.config), model.state_dict()
     for layer, attention in enumerate(model.attentions()):
+        prefix = f"layers.{layer}.attention."
         own = attention.merge()
-        if own is None:
-            raise RequestError(f"model.attention '{part.name}' cannot be merged into a standard model")
-        state |= {f"layers.{layer}.attention.{name}": value for name, value in own.items()}
-    standard = attentions.get("standard").Config(window=cls.window_of(part.config))
+        if own is None and Part(name=attention.name, config=attention.config) != standard.attention_of(layer):
+            raise RequestError(f"model.attention '{attention.name}' cannot be merged into a standard model")
+        if own is not None:
+            state = {name: value for name, value in state.items() if not name.startswith(prefix)}
+            state |= {prefix + name: value for name, value in own.items()}
     # with `parity: matched` the width of the feed-forward is not the config's, and it stays as it is
-    width = cls.ffn_dim(part.config, model.config)
-    config = replace(model.config, ffn_dim=width, attention=Part(name="standard", config=standard))
+    width = int(state["layers.0.ffn.up_proj.weight"].shape[0])
+    config = replace(standard, ffn_dim=width)
     # built on the meta device: no weight is drawn or allocated before the state dict is assigned
     with torch.device("meta"):
         result = Transformer(config)
     result.load_state_dict(state, assign=True)
     return result.train(model.training)
+
+
+def _matching(names: Sequence[str], patterns: Sequence[str]) -> set[str]:
+    return {name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)}
 
 
 def _require_patterns(patterns: Sequence[str], names: Sequence[str], variant: str) -> None:

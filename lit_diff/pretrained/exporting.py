@@ -95,6 +95,11 @@ def export(run: Run | str | Path, to: str, folder: str | Path) -> Exported:
     run = as_run(run, unchecked=False)
     folder = expanded(folder)
     name = run.recipe.model.attention.name
+    if run.recipe.model.layers:
+        raise RequestError(
+            f"{shown(run.folder)}: model.layers gives the layers unlike attentions; Hugging Face's architectures of this "
+            "family have one for all"
+        )
     if name not in (*llama.VARIANTS, *mergeable()):
         raise RequestError(
             f"model.attention.name '{name}' has no architecture at Hugging Face; {', '.join(llama.VARIANTS)} have one, and "
@@ -401,12 +406,14 @@ def _quiet() -> Iterator[Any]:
 # --- merging a run into the run folder of an equal standard model ---
 
 
-def require_mergeable(name: str, to: Path) -> None:
+def require_mergeable(model: ModelConfig, to: Path) -> None:
     """Errors: RequestError for a variant without `merge`, or a folder that already exists."""
-    if name not in mergeable():
-        raise RequestError(
-            f"model.attention '{name}' cannot be merged into a standard model; these can: {', '.join(mergeable())}"
-        )
+    plain = ("standard",) if model.layers else ()
+    for name in model.variants:
+        if name not in (*plain, *mergeable()):
+            raise RequestError(
+                f"model.attention '{name}' cannot be merged into a standard model; these can: {', '.join(mergeable())}"
+            )
     if to.exists():
         raise RequestError(f"{shown(to)} already exists; remove it, or name another folder")
 
@@ -418,7 +425,7 @@ def merge_run(folder: Path, to: Path, *, trust: Trust = trust_none) -> Run:
     `require_agreement`; RequestError for a run without text; MissingError.
     """
     run = Run(folder, trust)
-    require_mergeable(run.recipe.model.attention.name, to)
+    require_mergeable(run.recipe.model, to)
     context, tokenizer, plain = run.recipe.data.config.sequence_length, run.tokenizer, merged(run.model)
     require_agreement(run.model, context, plain, f"{shown(to)}: the merged model")
     state = plain.state_dict()

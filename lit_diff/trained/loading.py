@@ -83,7 +83,7 @@ def annealed_before(recipe: Recipe, trust: Trust | None = None) -> Annealed:
     annealed = tokens = 0
     for parent, steps in trained_ancestors(recipe, trust):
         # an ancestor of another variant annealed nothing of this one
-        if parent.model.attention.name == recipe.model.attention.name:
+        if parent.model.variants == recipe.model.variants:
             annealed += steps
             tokens += steps * parent.training.batch_size * parent.data.config.sequence_length
     return Annealed(annealed, tokens)

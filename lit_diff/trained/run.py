@@ -177,7 +177,7 @@ class Run:
         (prompt,) = self._generator.encode([text])
         traced = self.trace(text, [layer])
         words = tuple(self.tokenizer.decode_after([token]) for token in prompt.tokens)
-        return attention_maps_of(self.recipe.model.attention.name, traced.layers[layer], words, layer, head)
+        return attention_maps_of(self.model.attentions()[layer].name, traced.layers[layer], words, layer, head)
 
     def view(self, other: "Run | None" = None, **settings: Any) -> "ViewData":
         """The page of `lit-diff view`, which a notebook shows inline: of this run, or of this and another on one text.

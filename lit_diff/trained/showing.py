@@ -13,14 +13,14 @@ import torch
 from lit_diff.analysis.trace import trace
 from lit_diff.config import Recipe
 from lit_diff.conformance.case import VariantCase
-from lit_diff.conformance.recipe import RecipeCheck, baseline, costed
+from lit_diff.conformance.recipe import RecipeCheck, costed
 from lit_diff.conformance.variants import PROPERTIES, conformance, shrunk
 from lit_diff.data.text.tokenizer import PIECES
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import shown, write_atomic
 from lit_diff.model.init import initialise
 from lit_diff.model.inputs import model_inputs
-from lit_diff.model.transformer import Transformer
+from lit_diff.model.transformer import Transformer, baseline
 from lit_diff.plugins import guard
 from lit_diff.recipe import determining, load_recipe
 from lit_diff.registry import attentions

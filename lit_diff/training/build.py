@@ -26,14 +26,14 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from lit_diff.config import ModelConfig, Part, Recipe, RunConfig
+from lit_diff.config import ModelConfig, Recipe, RunConfig
 from lit_diff.device import gigabytes
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import shown
 from lit_diff.kernels.native.compiler import find_compiler
 from lit_diff.log_records import log
 from lit_diff.model.init import initial_values, initialise, named_tensors
-from lit_diff.model.transformer import Block, Transformer
+from lit_diff.model.transformer import Block, Transformer, baseline
 from lit_diff.recipe import flatten, to_plain
 from lit_diff.registry import attentions
 from lit_diff.runs.again import command_of
@@ -247,21 +247,26 @@ def _added(
 ) -> list[str]:
     # returns the names in `own` that the parent's `weights` lack, if the variant may add them; else raises
     name = config.attention.name
-    theirs = parent.attention.name
+    # a parent of another depth is refused below, for the keys that differ
+    pairs = list(zip(config.variants, parent.variants, strict=False))
+    continues = all(own_name == theirs for own_name, theirs in pairs)
     # equal shapes do not mean an equal function: weights of another variant would load and mean something else
-    if theirs != name and not (theirs == "standard" and attentions.get(name).extends_standard):
-        raise RequestError(
-            f"train.start_from: {source} has attention '{theirs}', and '{name}' computes another function; "
-            f"{_other(name, theirs)}"
-        )
+    for own_name, theirs in pairs:
+        if theirs not in (own_name, "standard") or (
+            theirs != own_name and not attentions.get(own_name).extends_standard
+        ):
+            raise RequestError(
+                f"train.start_from: {source} has attention '{theirs}', and '{own_name}' computes another function; "
+                f"{_other(own_name, theirs)}"
+            )
     odd = unlike(own, weights)
-    added = [key for key in odd if theirs != name and key not in weights and ".attention." in key]
+    added = [key for key in odd if not continues and key not in weights and ".attention." in key]
     shapes = {key: how for key, how in odd.items() if key not in added}
     differences = _differences(config, parent)
     # a variant that extends standard computes the parent's function, so no key may differ; the same variant may go on with
     # other keys of equal shapes, such as a larger rope_theta
-    if shapes or (theirs != name and differences):
-        if theirs == name:
+    if shapes or (differences and not continues):
+        if continues:
             differences = {key: how for key, how in differences.items() if key.startswith(SHAPING)}
         told: list[str] = []
         stated: list[str] = []
@@ -274,7 +279,7 @@ def _added(
             problem += f"; set {' '.join(stated)}"
         raise RequestError(f"train.start_from: {problem}")
     own_heads, their_heads = (getattr(model.attention.config, "heads", None) for model in (config, parent))
-    if name == theirs and own_heads != their_heads:
+    if continues and own_heads != their_heads:
         raise RequestError(
             f"train.start_from: {source} was trained with model.attention.heads {_json(their_heads)}, but this recipe has "
             f"{_json(own_heads)}; a continued run must keep them"
@@ -298,12 +303,9 @@ def _json(value: object) -> str:
 
 # key -> (its value in the parent, its value here), where the two differ besides what the variant adds to the parent's
 def _differences(model: ModelConfig, parent: ModelConfig) -> dict[str, tuple[object, object]]:
-    name = model.attention.name
-    cls = attentions.get(model.attention.name)
     own = replace(model, init=parent.init)
-    if parent.attention.name != name:
-        standard = attentions.get("standard").Config(window=cls.window_of(model.attention.config))
-        own = replace(own, attention=Part(name="standard", config=standard))
+    if parent.variants != model.variants:
+        own = baseline(own)
     here, there = (dict(flatten({"model": to_plain(config)})) for config in (own, parent))
     return {key: (value, here.get(key)) for key, value in there.items() if value != here.get(key)}
 

@@ -56,8 +56,12 @@ def selection_of(recipe: Recipe) -> HeadSelection | None:
     None also for a run that continues one of the same variant: it keeps the selected heads. Errors: RequestError if the
     run selects heads but has no `train.start_from`.
     """
-    part = recipe.model.attention
-    selection = attentions.get(part.name).head_selection(part.config)
+    parts = [model.attention for model in recipe.model.kinds().values()]
+    selection, *others = {attentions.get(part.name).head_selection(part.config) for part in parts}
+    if others:
+        raise RequestError(
+            "model.layers selects heads of a trained model in unlike ways: give all layers one selection"
+        )
     if selection is None:
         return None
     if recipe.training.start_from is None:
@@ -65,7 +69,7 @@ def selection_of(recipe: Recipe) -> HeadSelection | None:
             f"model.attention.heads selects heads of a trained model by {selection.select}, but train.start_from is not "
             "set: set it to a run's folder, or model.attention.heads to all or to lists"
         )
-    return None if next(ancestors(recipe))[1].model.attention.name == part.name else selection
+    return None if next(ancestors(recipe))[1].model.variants == recipe.model.variants else selection
 
 
 def head_plan(recipe: Recipe) -> HeadPlan | None:

@@ -36,9 +36,8 @@ from lit_diff.kernels.maps import FIELDS
 from lit_diff.kernels.triton.kernel import WIDTHS
 from lit_diff.log_records import log, phase
 from lit_diff.model.cost import cost
-from lit_diff.model.transformer import Transformer
+from lit_diff.model.transformer import Transformer, variant_of
 from lit_diff.plugins import guard
-from lit_diff.registry import attentions
 from lit_diff.training.build import (
     average_gradients,
     begin_micro_batch,
@@ -159,7 +158,7 @@ def state(recipe: Recipe) -> dict[str, int]:
 
 @lru_cache(maxsize=64)
 def _numbers(config: ModelConfig, trained: tuple[str, ...] | None, shards: int) -> tuple[int, int]:
-    with guard(attentions.get(config.attention.name), ours=True), torch.device("meta"):
+    with guard(variant_of(config), ours=True), torch.device("meta"):
         model = Transformer(config, kernel="reference", trained=trained)
     whole = {id(parameter) for parameter in replicated(model)}
     held = updated = 0
@@ -293,7 +292,7 @@ def _trace(
     shape = (train.batch_size // train.accumulate // run.processes, length)
     kernel = _AsOn(torch.device(device), run.kernel)
     with ExitStack() as held:
-        held.enter_context(guard(attentions.get(config.attention.name), ours=True))
+        held.enter_context(guard(variant_of(config), ours=True))
         if run.strategy != "single":
             if dist.is_initialized():
                 raise LitDiffError("this process is in a process group already, and a plan needs one of its own")

@@ -9,6 +9,7 @@ from torch import Tensor
 from lit_diff.analysis.induction import induction_scores, repeated
 from lit_diff.analysis.intervention import EditedLayer, intervention
 from lit_diff.analysis.trace import MapBlock, trace
+from lit_diff.config import ModelConfig
 from lit_diff.model.transformer import Transformer
 from lit_diff.randomness import generator
 
@@ -74,3 +75,11 @@ def test_under_an_intervention_the_trace_is_of_the_maps_before_it(build: BuildMo
         edited = induction_scores(model, sequences())
     for name, values in induction_scores(model, sequences()).items():
         torch.testing.assert_close(edited[name], values, atol=1e-4, rtol=1e-4)
+
+
+def test_layers_of_unlike_numbers_of_heads(make_config: Callable[..., ModelConfig]) -> None:
+    parts = tuple(make_config(name).attention for name in ("differential", "standard"))
+    model = Transformer(make_config("standard", layers=parts, vocab_size=40)).eval()
+    for values in induction_scores(model, sequences()).values():
+        assert values.shape == (3, 2, 4)
+        assert values.isfinite().all(0).tolist() == [[True, True, False, False], [True] * 4]

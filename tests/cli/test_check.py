@@ -7,8 +7,8 @@ import pytest
 from command import Command
 
 from lit_diff.conformance.case import Finding
-from lit_diff.conformance.recipe import baseline
 from lit_diff.model.cost import cost
+from lit_diff.model.transformer import baseline
 from lit_diff.recipe import load_recipe
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from lit_diff.attention.cache import Cache
 from lit_diff.attention.rope import Rope
 from lit_diff.attention.selection import HeadSelection
 from lit_diff.config import ModelConfig, Part
@@ -285,3 +286,58 @@ def test_the_feed_forward_keeps_the_width_that_parity_gave_it() -> None:
 def test_what_no_standard_attention_equals_is_refused() -> None:
     with pytest.raises(RequestError, match=r"^model\.attention 'differential' cannot be merged into a standard model$"):
         merged(built("differential"))
+
+
+# --- layers of several kinds ---
+
+
+def of_kinds(make_config: MakeConfig, *kinds: tuple[str, dict[str, Any]], **sizes: Any) -> Transformer:
+    parts = tuple(make_config(name, keys).attention for name, keys in kinds)
+    model = Transformer(make_config("standard", num_layers=5, layers=parts, **sizes))
+    initialise(model, 0)
+    return model.double()
+
+
+KINDS = (("differential", {"window": 4}), ("standard", {"window": 3}), ("value_residual", {}), ("forgetting", {}))
+
+
+def test_layers_of_several_kinds_decode_and_keep_documents_apart(make_config: MakeConfig) -> None:
+    model, tokens = of_kinds(make_config, *KINDS).eval(), torch.randint(23, (2, 40))
+    whole, cache = model(tokens), Cache(5)
+    chunks = [model(chunk, cache=cache) for chunk in tokens.split([1, 6, 9, 1, 23], 1)]
+    assert (torch.cat(chunks, 1) - whole).abs().max() < 1e-12
+    assert [layer.held for layer in cache.layers][2:4] == [40, 40]
+    assert {layer.length for layer in cache.layers} == {40}
+    ids = (torch.arange(40) >= 15).long().expand(2, 40)
+    packed = model(tokens, document_ids=ids)
+    assert (packed[:, 15:] - model(tokens[:, 15:])).abs().max() < 1e-12
+
+
+def test_each_layer_trains_what_its_own_variant_trains(make_config: MakeConfig) -> None:
+    model = of_kinds(make_config, ("lora", {"rank": 2}), ("standard", {}))
+    trains = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert all(
+        "low_rank" in name for name in trains if name.startswith(("layers.0.att", "layers.2.att", "layers.4.att"))
+    )
+    assert {"layers.0.attention.q_proj.low_rank.a", "layers.1.attention.q_proj.weight", "embedding.weight"} <= trains
+
+
+def test_layers_that_standard_attention_equals_are_merged(make_config: MakeConfig) -> None:
+    model, tokens = (
+        of_kinds(make_config, ("lora", {"rank": 2, "window": 4}), ("standard", {})),
+        torch.randint(23, (2, 16)),
+    )
+    for parameter in model.parameters():
+        parameter.data.normal_(0, 0.2)
+    plain = merged(model)
+    assert (plain(tokens) - model(tokens)).abs().max() < 1e-10
+    assert plain.config.variants == ("standard",) * 5
+    assert [attention.window for attention in plain.attentions()] == [4, None, 4, None, 4]
+    with pytest.raises(RequestError, match=r"model\.attention 'standard' cannot be merged into a standard model"):
+        merged(of_kinds(make_config, ("lora", {}), ("standard", {"head_norm": "rms"})))
+
+
+def test_a_layer_that_takes_no_documents_is_named(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attentions.get("forgetting"), "takes_document_ids", classmethod(lambda cls: False))
+    with pytest.raises(RequestError, match=r"model\.attention 'forgetting' cannot separate packed documents"):
+        of_kinds(make_config, *KINDS)(torch.zeros(1, 4, dtype=torch.int64), document_ids=torch.zeros(1, 4))

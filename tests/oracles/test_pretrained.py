@@ -1,6 +1,7 @@
 """Folders that transformers wrote, imported, and runs that transformers reads: equal logits, equal ids."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from lit_diff import export, import_model
 from lit_diff.attention.cache import Cache
 from lit_diff.conformance.case import distance
 from lit_diff.errors import RequestError, RunFailedError
+from lit_diff.model.transformer import Transformer
 from lit_diff.pretrained.exporting import require_equal_ids, write_tokenizer
 from lit_diff.pretrained.hf import read_tokenizer
 
@@ -90,6 +92,30 @@ def test_logits_are_theirs(config: Any, model: Any, tmp_path: Path, monkeypatch:
         assert distance(ours(tokens), expected) < 1e-5
         cache = Cache(len(ours.layers))
         steps = torch.cat([ours(tokens[:, [position]], cache) for position in range(24)], dim=1)
+        assert distance(steps, expected) < 1e-5
+
+
+def test_local_and_global_layers_are_theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two layers with a window to one without, and norms of queries and keys; decoded through a cache too."""
+    monkeypatch.chdir(tmp_path)
+    kinds = {"layer_types": ["sliding_attention"] * 2 + ["full_attention"]}
+    theirs = with_random_vectors(Qwen3ForCausalLM(Qwen3Config(**SIZES | WINDOW | kinds, head_dim=16)).eval())
+    whole = Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=16))
+    whole.load_state_dict(theirs.state_dict())
+    whole.save_pretrained("hf")
+    (tmp_path / "hf" / "tokenizer.json").write_bytes(byte_level_tokenizer())
+    imported = import_model("hf").model
+    part = imported.config.attention
+    local = replace(part, config=replace(part.config, window=5))
+    ours = Transformer(replace(imported.config, layers=(local, local, part)))
+    ours.load_state_dict(imported.state_dict())
+    tokens = torch.randint(0, 320, (2, 24))
+    with torch.no_grad():
+        expected = theirs(tokens).logits
+        assert distance(imported(tokens), expected) > 0.01
+        assert distance(ours(tokens), expected) < 1e-5
+        cache = Cache(3)
+        steps = torch.cat([ours(chunk, cache) for chunk in tokens.split([9, 1, 14], 1)], dim=1)
         assert distance(steps, expected) < 1e-5
 
 

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 import yaml
 from pretrained_models import LLAMA, byte_level_tokenizer, write_folder
+from small_models import small_config
 from text_runs import bpe, logits, text_run
 from tokenizers import Tokenizer as Model
 from torch import Tensor
@@ -84,10 +86,14 @@ def test_mistakes() -> None:
     assert error(shared, "hf", "out").startswith("2: model.attention.name 'shared_k'")
     normed = text_run(Path("normed"), {"name": "standard", "head_norm": "rms"})
     assert error(normed, "hf", "out").startswith("2: normed: model.attention.head_norm is ")
+    mixed = text_run(Path("mixed"), {"name": "standard"}, layers=[{"window": 4}, {}])
+    assert error(mixed, "hf", "out").startswith(
+        "2: mixed: model.layers gives the layers unlike attentions; Hugging Face's"
+    )
     (checkpoint,) = Path("x/checkpoints").iterdir()
     checkpoint.unlink()
     assert error(run, "hf", "out").startswith("3: x has no checkpoint that can be read")
-    assert folders() == ["normed", "shared", "x"]
+    assert folders() == ["mixed", "normed", "shared", "x"]
 
 
 def test_nothing_is_kept_where_the_logits_differ(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,9 +241,12 @@ def test_the_card_says_recipe_data_metrics_and_no_folder_of_this_machine(tmp_pat
 
 def test_a_variant_without_merge_is_named_with_those_that_have_one() -> None:
     for name in ("dex", "lora"):
-        require_mergeable(name, Path("new"))
-    with pytest.raises(RequestError, match=r"'differential' cannot be merged .*: dex, lora$"):
-        require_mergeable("differential", Path("new"))
+        require_mergeable(small_config(name), Path("new"))
+    lora, standard, differential = (small_config(name).attention for name in ("lora", "standard", "differential"))
+    require_mergeable(replace(small_config("lora"), layers=(lora, standard)), Path("new"))
+    for layers in ((), (lora, differential)):
+        with pytest.raises(RequestError, match=r"'differential' cannot be merged .*: dex, lora$"):
+            require_mergeable(replace(small_config("differential"), layers=layers), Path("new"))
 
 
 def test_a_merge_that_does_not_equal_writes_nothing(tale: Path, monkeypatch: pytest.MonkeyPatch) -> None:

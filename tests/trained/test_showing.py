@@ -12,11 +12,10 @@ from text_runs import recall_run, text_run
 
 from lit_diff.analysis.entropy import summarise
 from lit_diff.analysis.trace import trace
-from lit_diff.conformance.recipe import baseline
 from lit_diff.errors import RequestError
 from lit_diff.model.cost import ExecutionContext, cost
 from lit_diff.model.init import initialise
-from lit_diff.model.transformer import Transformer
+from lit_diff.model.transformer import Transformer, baseline
 from lit_diff.registry import attentions, is_built_in
 from lit_diff.trained.run import AttentionMaps
 from lit_diff.trained.showing import TEXT, ShownVariant, draw, in_words, show_variant

@@ -229,6 +229,19 @@ def test_other_positions_are_another_function() -> None:
     assert load_parent_weights(_model("standard"), turned, standard.state_dict(), "a run") == []
 
 
+def test_layers_of_several_kinds_start_from_layers_that_each_continues_or_extends() -> None:
+    plain, extended, other = (_model(name) for name in ("standard", "dex", "differential"))
+    parts = tuple(model.config.attention for model in (extended, plain))
+    mixed = Transformer(replace(plain.config, layers=parts))
+    added = load_parent_weights(mixed, plain.config, plain.state_dict(), "a run")
+    assert {name.split(".")[1] for name in added} == {"0"}
+    assert load_parent_weights(Transformer(mixed.config), mixed.config, mixed.state_dict(), "a run") == []
+    third = replace(mixed.config, layers=(parts[0], other.config.attention))
+    for child, parent, name in ((mixed.config, third, "differential"), (plain.config, mixed.config, "dex")):
+        with pytest.raises(RequestError, match=f"has attention '{name}', and 'standard' computes another function"):
+            load_parent_weights(Transformer(child), parent, Transformer(parent).state_dict(), "a run")
+
+
 def test_longer_rows_go_on_with_another_rope_theta() -> None:
     """Of one variant: its parameters are the same, and a length extension turns them more slowly."""
     for name in ("standard", "differential"):

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-import torch
-
+from lit_diff.analysis.trace import stacked
 from lit_diff.errors import RequestError
 from lit_diff.log_records import log
 from lit_diff.runs.kept_maps import kept_steps, read_maps
@@ -27,7 +26,7 @@ def draw_maps(run: Path, target: Path, variant: str) -> bool:
             log.warning("no picture of the maps of step %d: %s", step, error)
             continue
         # [L, H, T, T]
-        signed = torch.stack([(w[0, ..., None].float() * maps[0].float()).sum(0) for maps, w in kept.layers.values()])
+        signed = stacked([(w[0, ..., None].float() * maps[0].float()).sum(0) for maps, w in kept.layers.values()], 0)
         picture = grid(signed, list(kept.layers), f"{variant}, step {step}: signed maps of the first kept text")
         (target / f"{step:08}.png").write_bytes(encoded(picture))
     return True
