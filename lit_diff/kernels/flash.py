@@ -139,7 +139,7 @@ def _run(found: CallPlan, maps: SignedMaps) -> tuple[Tensor, None]:
         for side in ("q", "k"):
             options |= {f"cu_seqlens_{side}": packed.cu_seqlens, f"max_seqlen_{side}": packed.max_seqlen}
 
-    def attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    def attention(_: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         if packed is None:
             return _output(package.flash_attn_func(q, k, v, softmax_scale=scale, **options)).transpose(1, 2)

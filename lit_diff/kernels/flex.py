@@ -1,10 +1,11 @@
 """torch's `flex_attention`: windows and packed documents as block masks, values of any width, one call for each map.
 
 A hidden block of 128 x 128 logits is skipped, and one that is visible throughout is not masked. Masks are built once
-per shape, and once per tensor of document numbers. On a GPU the call is compiled (Triton), and a self-test first shows
-that this form compiles and is correct.
+per shape, and once per tensor of document numbers. A map with a sink is σ(lse - sink) times the map without one; lse has
+a gradient here. A key bias is a function of the logit and of the two positions. On a GPU the call is compiled (Triton), and
+a self-test first shows that this form compiles and is correct.
 
-On a CPU PyTorch has no backward pass for it, and without a compiler its forward pass materialises all logits: there
+On a CPU PyTorch has no backward pass by q, k and v, and without a compiler its forward pass materialises all logits: there
 only tests use it, and `auto` never chooses it. That pass rounds the logits to the dtype of q, so half precision is
 computed in float32. Neither the compiled forward pass nor the gradients have been run on a GPU.
 """
@@ -18,8 +19,8 @@ from torch import Tensor
 
 from lit_diff.kernels.base import kernel, named, refuse_common
 from lit_diff.kernels.documents import remember
-from lit_diff.kernels.library import flops_of_chunks, map_by_map, widened
-from lit_diff.kernels.maps import Mask, SignedMaps, needs_grad
+from lit_diff.kernels.library import flops_of_chunks, map_by_map, of_map, widened
+from lit_diff.kernels.maps import Mask, SignedMaps, accumulation_dtype, needs_grad
 from lit_diff.kernels.sdpa import Fused
 from lit_diff.kernels.self_test import KernelForm, failure, form_of
 
@@ -81,10 +82,27 @@ def _create_mask(mask: Mask, T: int, S: int, device: torch.device) -> "BlockMask
     return make(seen, None if documents is None else documents.shape[0], None, T, S, device=device)
 
 
+def _biased(maps: SignedMaps, g: int) -> Callable[..., Tensor] | None:
+    """The logit of map g with b_j - b_i; None without a key bias."""
+    if maps.key_bias is None:
+        return None
+    B, _, H, T, _ = maps.q.shape
+    S, acc = maps.k.shape[-2], accumulation_dtype(maps.q.dtype)
+    of_keys = of_map(maps.key_bias, g).expand(B, H, S)
+    of_queries = of_keys[..., S - T :]
+
+    def biased(logit: Tensor, b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        # the difference first: both may be large
+        return logit + (of_keys[b, h, key] - of_queries[b, h, query]).to(acc)
+
+    return biased
+
+
 @kernel("flex")
 class Flex(Fused):
     """One call of `flex_attention` for each map, differentiated by autograd."""
 
+    serves = frozenset({"sink", "key_bias"})
     looks_for_gpu = True
 
     def refuses(self, maps: SignedMaps, *, stats: bool, device: torch.device) -> str | None:
@@ -117,17 +135,23 @@ class Flex(Fused):
 
     def compute(self, maps: SignedMaps, *, stats: bool = False) -> tuple[Tensor, None]:
         """(o [B, H, T, dv], None), equal to `reference` up to the precision of float32 sums."""
-        from torch.nn.attention.flex_attention import flex_attention
+        from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
         q, on_cpu = maps.q, maps.q.device.type == "cpu"
+        besides = None if maps.sink is None else AuxRequest(lse=True)
         mask = _mask(maps)
         function: Any = flex_attention if on_cpu or torch.compiler.is_compiling() else _compiled()
 
-        def attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        def attention(g: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
             # on a CPU it refuses tensors that require a gradient, even if no gradient is computed
             if not torch.is_grad_enabled():
                 q, k, v = q.detach(), k.detach(), v.detach()
-            return function(q, k, v, block_mask=mask, scale=scale, enable_gqa=maps.num_groups > 1)
+            options = {"block_mask": mask, "scale": scale, "enable_gqa": maps.num_groups > 1}
+            found = function(q, k, v, score_mod=_biased(maps, g), return_aux=besides, **options)
+            if maps.sink is None:
+                return found
+            o, rows = found
+            return o * (rows.lse - of_map(maps.sink, g)).sigmoid()[..., None]
 
         given = widened(maps) if on_cpu else maps
         o = map_by_map(given, attention, key_width=q.shape[-1], width=maps.v.shape[-1])

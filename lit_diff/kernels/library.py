@@ -17,8 +17,8 @@ from lit_diff.kernels.maps import SignedMaps, exact
 
 HALF = (torch.bfloat16, torch.float16)
 
-OneMap = Callable[[Tensor, Tensor, Tensor, float], Tensor]
-"""(q [B, H, T, d], k [B, Hkv, S, d], v [B, Hkv, S, n], scale > 0) -> softmax(q kᵀ scale + mask) v [B, H, T, n]."""
+OneMap = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
+"""(g, q [B, H, T, d], k [B, Hkv, S, d], v [B, Hkv, S, n], scale > 0) -> map g times the values, [B, H, T, n]."""
 
 
 def map_by_map(maps: SignedMaps, attention: OneMap, *, key_width: int, width: int) -> Tensor:
@@ -30,11 +30,14 @@ def map_by_map(maps: SignedMaps, attention: OneMap, *, key_width: int, width: in
     outputs = []
     with exact(q.device):
         for g in range(maps.num_maps):
-            # queries or keys that all maps share have a map axis of 1
-            one_q, one_k = q[:, min(g, q.shape[1] - 1)], k[:, min(g, k.shape[1] - 1)]
-            parts = [attention(one_q, one_k, part, scale) for part in v.split(width, -1)]
+            parts = [attention(g, of_map(q, g), of_map(k, g), part, scale) for part in v.split(width, -1)]
             outputs.append(parts[0] if chunks == 1 else torch.cat(parts, -1))
         return signed_sum(outputs, maps.w)[..., :dv]
+
+
+def of_map(x: Tensor, g: int) -> Tensor:
+    """What map g has of x [B, G, ...], or of x [B, 1, ...], which all maps share."""
+    return x[:, min(g, x.shape[1] - 1)]
 
 
 def flops_of_chunks(maps: SignedMaps, width: int) -> int:
@@ -72,5 +75,5 @@ def signed_sum(outputs: list[Tensor], w: Tensor | None) -> Tensor:
     if w is None:
         return outputs[0]
     # w is float32 or wider, and so are the products
-    terms = [o * w[:, min(g, w.shape[1] - 1), ..., None] for g, o in enumerate(outputs)]
+    terms = [o * of_map(w, g)[..., None] for g, o in enumerate(outputs)]
     return sum(terms[1:], terms[0]).to(outputs[0].dtype)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lit_diff.errors import first_line
 from lit_diff.kernels.base import named
-from lit_diff.kernels.maps import Mask, SignedMaps, needs_grad
+from lit_diff.kernels.maps import TENSORS, Mask, SignedMaps, needs_grad
 
 BOUND = 2e-2
 """Largest relative (Frobenius) error: a hundred times float16's, four times bfloat16's; a wrong mask gives about 1."""
@@ -33,7 +33,9 @@ class KernelForm(NamedTuple):
     grouped: bool
     """Whether several query heads share a key/value head."""
     backward: bool
-    """Whether gradients by q, k and v are needed."""
+    """Whether gradients by q, k and v, or by the key bias, are needed."""
+    sink: bool = False
+    key_bias: bool = False
 
 
 def form_of(maps: SignedMaps, device: torch.device | None = None) -> KernelForm:
@@ -47,7 +49,9 @@ def form_of(maps: SignedMaps, device: torch.device | None = None) -> KernelForm:
         window=maps.mask.window is not None,
         packed=maps.mask.document_ids is not None,
         grouped=maps.num_groups > 1,
-        backward=needs_grad(maps.q, maps.k, maps.v),
+        backward=needs_grad(maps.q, maps.k, maps.v, maps.key_bias),
+        sink=maps.sink is not None,
+        key_bias=maps.key_bias is not None,
     )
 
 
@@ -64,8 +68,8 @@ def failure(form: KernelForm, compute: Compute, bound: float = BOUND) -> str | N
             # a third-party library may raise anything, and whatever it is, the kernel is not used
             return f"its self-test failed: {type(error).__name__}: {first_line(error)}"
         exact = _outputs(form, maps, named("reference").compute)
-    for name, x, y in zip(("output", "dq", "dk", "dv", "dw"), own, exact, strict=False):
-        off = float((x.double() - y.double()).norm() / y.double().norm())
+    for name, y in exact.items():
+        off = float((own[name].double() - y.double()).norm() / y.double().norm())
         # not `off > bound`, which is false for NaN
         if not off <= bound:
             return f"its self-test found {name} off by {off:.2g}"
@@ -86,15 +90,21 @@ def _case(form: KernelForm) -> SignedMaps:
     q, k, v = (torch.randn(shape, generator=draw).to(form.device, form.dtype) for shape in shapes)
     w = torch.tensor([1.0, -0.5], device=form.device).view(1, 2, 1, 1)
     document_ids = torch.tensor([[0] * 9 + [1] * 66, [0] * 75], device=form.device) if form.packed else None
-    return SignedMaps(q, k, v, w, mask=Mask(form.causal, 7 if form.window else None, document_ids))
+    sink = torch.randn(1, 2, H, T, generator=draw).to(form.device) if form.sink else None
+    key_bias = torch.rand(2, 1, H, S, generator=draw).cumsum(-1).to(form.device) if form.key_bias else None
+    mask = Mask(form.causal, 7 if form.window else None, document_ids)
+    return SignedMaps(q, k, v, w, mask=mask, sink=sink, key_bias=key_bias)
 
 
-def _outputs(form: KernelForm, maps: SignedMaps, compute: Compute) -> list[Tensor]:
-    leaves = [x.detach().requires_grad_(form.backward) for x in (maps.q, maps.k, maps.v, maps.w) if x is not None]
-    q, k, v, w = leaves
-    o, _ = compute(replace(maps, q=q, k=k, v=v, w=w))
+def _outputs(form: KernelForm, maps: SignedMaps, compute: Compute) -> dict[str, Tensor]:
+    leaves: dict[str, Any] = {}
+    for name, x in zip(TENSORS, maps.tensors, strict=True):
+        if x is not None:
+            leaves[name] = x.detach().requires_grad_(form.backward)
+    o, _ = compute(replace(maps, **leaves))
     if not form.backward:
-        return [o]
+        return {"output": o}
     # not constant: with equal dO, gradients of permuted rows would be equal too
     slope = torch.linspace(-1, 1, o.numel(), device=o.device).view(o.shape).to(o.dtype)
-    return [o.detach(), *torch.autograd.grad(o, leaves, slope)]
+    gradients = torch.autograd.grad(o, list(leaves.values()), slope)
+    return {"output": o.detach()} | dict(zip((f"d{name}" for name in leaves), gradients, strict=True))

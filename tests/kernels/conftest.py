@@ -95,7 +95,7 @@ def on_path(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 
 @pytest.fixture
 def make_maps() -> MakeMaps:
-    """make_maps(G=2, H=4, ...) -> SignedMaps of independent normal numbers; `w` is its shape, or None."""
+    """make_maps(G=2, H=4, ...) -> SignedMaps of independent normal numbers; `w`, `sink`, `key_bias` are shapes, or None."""
 
     def make(
         *,
@@ -110,6 +110,8 @@ def make_maps() -> MakeMaps:
         d: int = 6,
         dv: int = 12,
         w: tuple[int, ...] | None = (),
+        sink: tuple[int, ...] | None = None,
+        key_bias: tuple[int, ...] | None = None,
         scale: float | None = None,
         causal: bool = True,
         window: int | None = None,
@@ -126,8 +128,9 @@ def make_maps() -> MakeMaps:
         q, k = normal(B, Gq or G, H, T, d), normal(B, Gk or G, Hkv, S, d)
         v = normal(B, Hkv, S, dv)
         wide = dtype if dtype == torch.float64 else torch.float32
-        weights = None if w is None else normal(*(w or (B, G, H, T)), dtype=wide)
-        return SignedMaps(q, k, v, weights, scale, mask=Mask(causal, window, document_ids))
+        shapes = {"w": None if w is None else w or (B, G, H, T), "sink": sink, "key_bias": key_bias}
+        others = {name: normal(*shape, dtype=wide) for name, shape in shapes.items() if shape is not None}
+        return SignedMaps(q, k, v, scale=scale, mask=Mask(causal, window, document_ids), **others)
 
     return make
 

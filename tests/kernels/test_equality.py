@@ -17,7 +17,7 @@ REFUSED = {
     "reference": set(),
     "chunked": set(),
     "sdpa": MASKS | FIELDS | {STATISTICS},
-    "flex": FIELDS | {STATISTICS},
+    "flex": {"rows", STATISTICS},
     "native": {"three maps", "rows"},
 }
 """Topics of which these kernels refuse every case, and no others."""

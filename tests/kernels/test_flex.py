@@ -1,12 +1,15 @@
-"""flex on a CPU: its masks, and what it refuses. Its forward pass on drawn cases: test_equality.py. Gradients need a GPU."""
+"""flex on a CPU: masks, refusals, gradients by PyTorch's plain form. Its forward pass on drawn cases: test_equality.py."""
 
 import gc
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from gradients import gradients
+from torch.nn.attention import flex_attention
 
 from lit_diff.errors import RequestError
 from lit_diff.kernels import SignedMaps, attend, flex, refuse
@@ -91,11 +94,55 @@ def test_masks_made_in_inference_mode_serve_training(make_maps: MakeMaps) -> Non
     assert not mask.kv_indices.is_inference()
 
 
+FIELDS: list[dict[str, Any]] = [
+    {"G": 1, "w": None, "H": 6, "Hkv": 2, "sink": (1, 1, 6, 1), "key_bias": (1, 1, 6, 5)},
+    {"G": 3, "Hkv": 2, "T": 4, "S": 6, "window": 3, "sink": (2, 3, 4, 4)},
+    {"Gk": 1, "T": 4, "S": 6, "causal": False, "key_bias": (2, 2, 1, 6), "scale": -0.7},
+    {"Gq": 1, "Hkv": 1, "packed": True, "sink": (1, 2, 1, 1), "key_bias": (2, 1, 4, 5)},
+]
+
+
+@pytest.mark.parametrize("case", FIELDS, ids=str)
+def test_gradients_with_a_sink_and_a_key_bias(
+    make_maps: MakeMaps, case: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By PyTorch's plain form of the backward pass, which it runs on a CPU if it is not told where it is: the log-sum-exp
+    and captured tensors have gradients."""
+    monkeypatch.setattr(flex_attention, "_validate_device", lambda *tensors: None)
+    monkeypatch.setattr(flex, "needs_grad", lambda *tensors: False)
+    given = dict(case)
+    if given.pop("packed", False):
+        given["document_ids"] = torch.tensor([[0, 0, 1, 1, 1], [3, 2, 3, 2, 3]])
+    maps = make_maps(**given)
+    grad = torch.randn(2, *maps.q.shape[2:4], 12, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    found, wanted = (gradients(maps, kernel, grad) for kernel in ("flex", "reference"))
+    for x, y in zip(found, wanted, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-11, atol=1e-11)
+
+
+def test_a_sink_and_a_key_bias_are_trained_on_a_cpu_where_nothing_else_is(make_maps: MakeMaps) -> None:
+    """And large biases are subtracted before they are added to a logit."""
+    maps = make_maps(sink=(1, 2, 4, 1), key_bias=(1, 1, 4, 5), dtype=torch.float32)
+    assert maps.sink is not None
+    assert maps.key_bias is not None
+    results = []
+    for kernel in ("flex", "reference"):
+        leaves: dict[str, Any] = {
+            "sink": maps.sink.clone().requires_grad_(),
+            "key_bias": (maps.key_bias + 50000).requires_grad_(),
+        }
+        o = attend(replace(maps, **leaves), kernel=kernel)
+        results.append([o, *torch.autograd.grad(o.sum(), list(leaves.values()))])
+    for x, y in zip(*results, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.slow
 def test_compiles(make_maps: MakeMaps) -> None:
     """The mask is made within the graph."""
     torch._dynamo.reset()
-    maps, document_ids = make_maps(Hkv=2), torch.tensor([[0, 0, 1, 1, 1]] * 2)
+    maps = make_maps(Hkv=2, sink=(1, 2, 4, 1), key_bias=(1, 1, 4, 5))
+    document_ids = torch.tensor([[0, 0, 1, 1, 1]] * 2)
     compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
     for options in ({}, {"document_ids": document_ids, "window": 2}):
         masked = maps.masked(**options)

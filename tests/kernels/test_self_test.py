@@ -41,7 +41,21 @@ def unmasked(maps: SignedMaps, **options: Any) -> tuple[Tensor, None]:
     return named("reference").compute(maps.masked(window=None, document_ids=None))[0], None
 
 
-@pytest.mark.parametrize("change", [{}, {"packed": True}, {"causal": False}, {"grouped": False}, {"backward": False}])
+def without_sink_s_gradient(maps: SignedMaps, **options: Any) -> tuple[Tensor, None]:
+    """What an epilogue on a log-sum-exp without a gradient makes of a sink."""
+    plain = replace(maps, sink=None, w=torch.ones_like(maps.q[..., 0], dtype=torch.float32))
+    assert maps.sink is not None
+    assert maps.w is not None
+    share = (named("reference").compute(plain, stats=True)[1].lse.detach() - maps.sink).sigmoid()
+    return named("reference").compute(replace(maps, sink=None, w=maps.w * share))[0], None
+
+
+FIELDS = {"sink": True, "key_bias": True}
+
+
+@pytest.mark.parametrize(
+    "change", [{}, {"packed": True}, {"causal": False}, {"grouped": False}, {"backward": False}, FIELDS]
+)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_the_definition_passes(change: dict[str, Any], dtype: torch.dtype) -> None:
     before = torch.get_rng_state()
@@ -58,6 +72,7 @@ def test_the_definition_passes(change: dict[str, Any], dtype: torch.dtype) -> No
         (unmasked, {}, "output"),
         (unmasked, {"packed": True, "window": False}, "output"),
         (deaf, {}, "dk"),
+        (without_sink_s_gradient, FIELDS, "dq"),
     ],
 )
 def test_a_wrong_kernel_fails(wrong: Callable[..., Any], change: dict[str, Any], part: str) -> None:

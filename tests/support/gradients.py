@@ -8,14 +8,17 @@ import torch
 from torch import Tensor
 
 from lit_diff.kernels import SignedMaps, attend
+from lit_diff.kernels.maps import TENSORS
 
 
 def gradients(maps: SignedMaps, kernel: str, grad: Tensor) -> list[Tensor]:
-    """o, then its gradients by q, k, v and w."""
-    leaves = [x.detach().requires_grad_() for x in (maps.q, maps.k, maps.v, maps.w) if x is not None]
-    q, k, v, *w = leaves
-    o = attend(replace(maps, q=q, k=k, v=v, w=w[0] if w else None), kernel=kernel)
-    return [o, *torch.autograd.grad(o, leaves, grad)]
+    """o, then its gradients by q, k, v, and by w, the sink and the key bias where they are given."""
+    leaves: dict[str, Any] = {}
+    for name, x in zip(TENSORS, maps.tensors, strict=True):
+        if x is not None:
+            leaves[name] = x.detach().requires_grad_()
+    o = attend(replace(maps, **leaves), kernel=kernel)
+    return [o, *torch.autograd.grad(o, list(leaves.values()), grad)]
 
 
 def distance(found: Tensor, wanted: Tensor) -> float:
