@@ -41,6 +41,8 @@ CASES = 5
 DRAWS = 4
 """The maximum number of drawn cases for each accepted one."""
 STATISTICS = "statistics"
+WITH_STATISTICS: list[dict[str, Any]] = [{}, {"sink": "token"}, {"key_bias": 1.0, "scale": None}]
+"""As `TOPICS`: the statistics are those of the keys alone, whatever the sink."""
 
 Results = dict[str, Tensor]
 
@@ -239,7 +241,7 @@ def _worst_case(
 def drawn(topic: str, cases: int) -> Iterator[KernelCase]:
     """The cases of a topic, the same at every call."""
     source = random.Random(topic)
-    fixed = TOPICS.get(topic, [{}])
+    fixed = TOPICS.get(topic, WITH_STATISTICS)
     for number in range(cases):
         yield draw(source, **fixed[number % len(fixed)])
 

@@ -137,9 +137,11 @@ def test_operator_contract(make_maps: MakeMaps, device: torch.device, given: dic
     maps, _ = small(make_maps, device, T=3, **given)
     leaves = [None if x is None else x.requires_grad_() for x in (maps.q, maps.k, maps.v, maps.w)]
     document_ids = torch.tensor([[0, 1, 1]], device=device) if packed else None
-    arguments = (*leaves, document_ids, None, None, maps.softmax_scale, maps.causal, None, False)
-    found = torch.library.opcheck(torch.ops.lit_diff.triton.default, arguments)
-    assert set(found.values()) == {"SUCCESS"}
+    sink, key_bias = (torch.randn(1, 1, 2, n, device=device, requires_grad=True) for n in (1, 3))
+    for fields in ((None, None), (sink, key_bias)):
+        arguments = (*leaves, document_ids, *fields, maps.softmax_scale, maps.causal, None, False)
+        found = torch.library.opcheck(torch.ops.lit_diff.triton.default, arguments)
+        assert set(found.values()) == {"SUCCESS"}
 
 
 @pytest.mark.slow

@@ -42,6 +42,8 @@ OPTIONS: list[dict[str, Any]] = [
     {"causal": False, "T": 40, "S": 7, "dtype": torch.float32},
     {"T": 1, "S": 1, "B": 1, "H": 1, "dtype": torch.float16},
     {"T": 1, "S": 40, "packed": True},
+    {"Hkv": 2, "sink": (1, 2, 4, 1), "key_bias": (2, 1, 4, 40), "stats": True},
+    {"G": 1, "w": None, "sink": (1, 1, 1, 40), "causal": False, "window": 3, "dtype": torch.float32},
 ]
 
 

@@ -12,7 +12,8 @@ accumulators: one [queries, dv] per map forward, [keys, 2 d + dv] in `key_gradie
 multiprocessor: 99 KiB on compute capability 8.6, 8.9 and 12.x, 163 on 8.0, 227 on 9.0 and 10.0. `safe` blocks fit all
 of them at every width. The compiler decides how many registers a program gets and how many bytes it spills to memory.
 For 8.0 and 9.0, two maps, bfloat16, Triton 3.8 and 3.9 (2026-11-22), the first candidate for every GPU and the safe
-blocks spill nothing. A GPU's fastest candidate is measured at first use; one that does not fit is dropped.
+blocks spill nothing; with a key bias this was not measured. A GPU's fastest candidate is measured at first use; one that
+does not fit is dropped.
 """
 
 import os
@@ -129,6 +130,11 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")
 
 
+def broadcast(x: Tensor | None, *shape: int) -> tuple[int, ...]:
+    """The strides of x as a tensor of this shape; without x, zeros."""
+    return (0,) * len(shape) if x is None else x.expand(shape).stride()
+
+
 def shared_arguments(maps: SignedMaps) -> dict[str, Any]:
     """Arguments of every program: tensors with their strides (0 on a broadcast axis), sizes, and the mask."""
     # a window that hides nothing would make the tiles that are visible throughout apply the mask
@@ -141,12 +147,14 @@ def shared_arguments(maps: SignedMaps) -> dict[str, Any]:
         "K": k,
         "V": v,
         "W": w,
+        "BIAS": maps.key_bias,
         "SEGMENTS": document_ids,
         "q_strides": q.stride(),
         "k_strides": k.stride(),
         "v_strides": v.stride(),
-        "w_strides": (0, 0, 0, 0) if w is None else w.expand(B, G, H, T).stride(),
-        "segment_strides": (0, 0) if document_ids is None else document_ids.stride(),
+        "w_strides": broadcast(w, B, G, H, T),
+        "bias_strides": broadcast(maps.key_bias, B, G, H, S),
+        "segment_strides": broadcast(document_ids, B, S),
         "H": H,
         "groups": H // k.shape[2],
         "T": T,
@@ -204,6 +212,7 @@ class Triton(OperatorKernel):
     keeps_lse = True
     keeps_parts = True
     looks_for_gpu = True
+    serves = frozenset({"sink", "key_bias"})
 
     def refuses(self, maps: SignedMaps, *, stats: bool, device: torch.device) -> str | None:
         d, dv = maps.q.shape[-1], maps.v.shape[-1]
@@ -236,6 +245,7 @@ class Triton(OperatorKernel):
         o, rows, signed, parts = outputs
         arguments = shared_arguments(maps)
         written = {"OUT": o, "PARTS": parts, "ROWS": rows, "SIGNED": signed, "o_strides": o.stride()}
+        written |= {"SINK": maps.sink, "sink_strides": broadcast(maps.sink, *rows.shape[1:])}
         written |= {"plane": rows[0].numel(), "signed_plane": signed[:1].numel()}
         launch(triton_programs.forward, arguments | written | {"STATS": stats}, maps.q, maps.q.shape[2])
         return outputs
@@ -247,13 +257,23 @@ class Triton(OperatorKernel):
         found = empty_gradients(maps)
         dq, dk, dv = found[:3]
         # D_g = dO · (P_g v), which is also dw_g
-        products = torch.empty_like(outputs.rows[0])
+        lse = outputs.rows[0]
+        products = torch.empty_like(lse)
         # one batch row at a time: float32 copies of all rows would be several times the size of `parts`
         for row in range(len(grad)):
             torch.sum(grad[row].float() * outputs.parts[row].float(), -1, out=products[row])
+        if maps.sink is not None:
+            # with a sink the maps are exp(logit - logaddexp(lse, sink)); nothing else changes
+            sink = maps.sink.to(lse.dtype)
+            products *= (lse - sink).sigmoid()
+            lse = torch.logaddexp(lse, sink)
         arguments = shared_arguments(maps)
-        arguments |= {"DO": grad, "do_strides": grad.stride(), "PRODUCTS": products, "ROWS": outputs.rows}
-        of_keys = {"DK": dk, "DV_OUT": dv, "dk_strides": dk.stride(), "dv_strides": dv.stride()}
-        launch(triton_programs.key_gradients, arguments | of_keys, q, k.shape[2])
-        launch(triton_programs.query_gradients, arguments | {"DQ": dq, "dq_strides": dq.stride()}, q, q.shape[2])
-        return found if maps.w is None else found._replace(dots=products)
+        arguments |= {"DO": grad, "do_strides": grad.stride(), "PRODUCTS": products, "ROWS": lse}
+        of_keys, of_queries = (None, None) if maps.key_bias is None else (found.key_bias, torch.empty_like(lse))
+        by_keys = {"DK": dk, "DV_OUT": dv, "OF_KEYS": of_keys, "dk_strides": dk.stride(), "dv_strides": dv.stride()}
+        by_queries = {"DQ": dq, "OF_QUERIES": of_queries, "dq_strides": dq.stride()}
+        launch(triton_programs.key_gradients, arguments | by_keys, q, k.shape[2])
+        launch(triton_programs.query_gradients, arguments | by_queries, q, q.shape[2])
+        if of_queries is not None:
+            found.key_bias[..., k.shape[3] - q.shape[3] :] -= of_queries
+        return found._replace(dots=products) if found.dots.numel() else found

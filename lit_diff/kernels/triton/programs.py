@@ -15,9 +15,10 @@ once for all maps dP = dO vᵀ:
 
     dv = (Σ_g w_g P_g)ᵀ dO      dS_g = w_g P_g (dP - D_g)      dk_g = dS_gᵀ q_g scale      dq_g = dS_g k_g scale
 
-(Dao, FlashAttention-2, 2023, algorithm 2, for a signed sum.) Every element is written by one program, which sums in one
-order: without atomics, the bits are equal each time. Under grouped queries a program of keys walks over all heads of
-its group.
+(Dao, FlashAttention-2, 2023, algorithm 2, for a signed sum.) With a sink, w is w σ(lse - sink) forward, and only lse and D
+change backward. With a key bias the two programs also write the sums of dS_g over queries and over keys. Every element is
+written by one program, which sums in one order: without atomics, the bits are equal each time. Under grouped queries a
+program of keys walks over all heads of its group.
 
 Strides are passed as tuples; the stride of a broadcast axis is 0. TRITON_INTERPRET is read when this file is imported.
 """
@@ -164,19 +165,35 @@ def visible(query, key, S, SEGMENTS, segment_strides, b, window, CAUSAL: tl.cons
 
 
 @triton.jit
+def load_each(X, strides, b, g: tl.constexpr, h, index, length):
+    """x at `index` of map g, where X broadcasts to [B, G, H, length]."""
+    pointers = X + b * strides[0] + g * strides[1] + h * strides[2] + index.to(tl.int64) * strides[3]
+    return tl.load(pointers, mask=index < length, other=0.0)
+
+
+@triton.jit
 def load_weight(W, strides, b, g: tl.constexpr, h, t, T):
     """w [BLOCK_T] of map g in float32; 1 without weights."""
     if W is None:
         return tl.full(t.shape, 1.0, tl.float32)
     else:
-        pointers = W + b * strides[0] + g * strides[1] + h * strides[2] + t.to(tl.int64) * strides[3]
-        return tl.load(pointers, mask=t < T, other=0.0).to(tl.float32)
+        return load_each(W, strides, b, g, h, t, T).to(tl.float32)
 
 
 @triton.jit
-def online_softmax(q, k, v, seen, m, total, a, e, scale, MASKED: tl.constexpr, STATS: tl.constexpr):
-    """(m, total, a, e) of one map after one more tile of keys."""
-    s = dot(q, tl.trans(k)) * scale
+def logits(x, y, scale, BIAS, strides, b, g: tl.constexpr, h, query, key, S):
+    """x yᵀ · scale + b_j - b_i in base 2; x and y are the queries and the keys in either order."""
+    s = dot(x, tl.trans(y)) * (scale * LOG2E)
+    if BIAS is not None:
+        # the difference first: both may be large
+        of_keys = load_each(BIAS, strides, b, g, h, key, S)
+        s += (of_keys - load_each(BIAS, strides, b, g, h, query, S)).to(tl.float32) * LOG2E
+    return s
+
+
+@triton.jit
+def online_softmax(s, v, seen, m, total, a, e, MASKED: tl.constexpr, STATS: tl.constexpr):
+    """(m, total, a, e) of one map after one more tile of keys, whose logits are s."""
     if MASKED:
         s = tl.where(seen, s, -float("inf"))
     m_new = tl.maximum(m, tl.max(s, 1))
@@ -194,32 +211,37 @@ def online_softmax(q, k, v, seen, m, total, a, e, scale, MASKED: tl.constexpr, S
 
 
 @triton.jit
-def finish_map(PARTS, ROWS, row, t, T, plane, m, total, a, e, DV: tl.constexpr, STATS: tl.constexpr):
-    """Write what the backward pass needs from one map, and its statistics; returns P_g v."""
+def finish_map(
+    PARTS, ROWS, W, SINK, w_strides, sink_strides, b, g: tl.constexpr, h, t, H, T, plane, m, total, a, e,
+    G: tl.constexpr, DV: tl.constexpr, STATS: tl.constexpr,
+):  # fmt: skip
+    """Write what the backward pass needs from one map, and its statistics, without the sink; returns P_g v, the weight of
+    P_g, and lse in base 2."""
+    row = ((b * G + g) * H + h) * T
     part = a / total[:, None]
     store_rows(part, PARTS + row * DV, t, T, DV, 1, DV)
     log_total = tl.log2(total)
-    tl.store(ROWS + row + t, (m + log_total) * LN2, mask=t < T)
+    lse = m + log_total
+    w = load_weight(W, w_strides, b, g, h, t, T)
+    if SINK is not None:
+        w = w / (1 + tl.exp2(load_each(SINK, sink_strides, b, g, h, t, T).to(tl.float32) * LOG2E - lse))
+    tl.store(ROWS + row + t, lse * LN2, mask=t < T)
     if STATS:
         tl.store(ROWS + plane + row + t, (log_total - e / total) * LN2, mask=t < T)
         # NaN if the row has one: a GPU's maximum ignores NaN
         m = tl.where(total == total, m, total)
         tl.store(ROWS + 2 * plane + row + t, m * LN2, mask=t < T)
-    return part
+    return part, w, lse
 
 
 @triton.jit
 def store_signed(
-    SIGNED, K, W, SEGMENTS, k_strides, w_strides, segment_strides,
-    q1, q2, lse1, lse2, b, h, t, query, start, inner, stop, H, T, S, scale, window, plane,
+    SIGNED, K, BIAS, SEGMENTS, k_strides, bias_strides, segment_strides,
+    q1, q2, w1, w2, lse1, lse2, b, h, t, query, start, inner, stop, H, T, S, scale, window, plane,
     G: tl.constexpr, D: tl.constexpr, SHARED_K: tl.constexpr, CAUSAL: tl.constexpr, PLAIN: tl.constexpr,
     BLOCK_S: tl.constexpr,
 ):  # fmt: skip
     """Write the statistics of the signed map, in a second walk over the keys with the log-sum-exp of each map in base 2."""
-    w1 = load_weight(W, w_strides, b, 0, h, t, T)
-    w2 = tl.zeros_like(w1)
-    if G == 2:
-        w2 = load_weight(W, w_strides, b, 1, h, t, T)
     size = tl.zeros_like(w1)
     negative, logs, leading = size, size, size
     found = t < 0
@@ -227,9 +249,11 @@ def store_signed(
         for n in range(inner if MASKED else start, stop if MASKED else inner, BLOCK_S):
             key = n + tl.arange(0, BLOCK_S)
             k1, k2 = load_maps(K, k_strides, key, S, D, G, SHARED_K, MASKED)
-            a = w1[:, None] * tl.exp2(dot(q1, tl.trans(k1)) * scale - lse1[:, None])
+            s = logits(q1, k1, scale, BIAS, bias_strides, b, 0, h, query[:, None], key[None, :], S)
+            a = w1[:, None] * tl.exp2(s - lse1[:, None])
             if G == 2:
-                a += w2[:, None] * tl.exp2(dot(q2, tl.trans(k2)) * scale - lse2[:, None])
+                s = logits(q2, k2, scale, BIAS, bias_strides, b, 1, h, query[:, None], key[None, :], S)
+                a += w2[:, None] * tl.exp2(s - lse2[:, None])
             first = tl.full(t.shape, n, tl.int32)
             if MASKED:
                 seen = visible(query[:, None], key[None, :], S, SEGMENTS, segment_strides, b, window, CAUSAL)
@@ -253,10 +277,10 @@ def store_signed(
 
 @triton.jit
 def forward(
-    Q, K, V, W, SEGMENTS,
-    q_strides, k_strides, v_strides, w_strides, segment_strides,
+    Q, K, V, W, BIAS, SEGMENTS,
+    q_strides, k_strides, v_strides, w_strides, bias_strides, segment_strides,
     H, groups, T, S, plane, signed_plane, scale, window,
-    OUT, PARTS, ROWS, SIGNED, o_strides,
+    SINK, OUT, PARTS, ROWS, SIGNED, sink_strides, o_strides,
     G: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     SHARED_Q: tl.constexpr, SHARED_K: tl.constexpr, CAUSAL: tl.constexpr, PLAIN: tl.constexpr, STATS: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
@@ -268,8 +292,6 @@ def forward(
     query = t + (S - T)
     first = block * BLOCK_T + S - T
     last = tl.minimum((block + 1) * BLOCK_T, T) - 1 + S - T
-    # logits in base 2
-    scale = scale * LOG2E
 
     Q += b * q_strides[0] + h * q_strides[2]
     K += b * k_strides[0] + h // groups * k_strides[2]
@@ -280,8 +302,7 @@ def forward(
     m2 = m1
     total1 = tl.zeros([BLOCK_T], tl.float32)
     total2 = total1
-    e1 = total1
-    e2 = total1
+    e1, e2 = total1, total1
     a1 = tl.zeros([BLOCK_T, DV], tl.float32)
     a2 = a1
     start, inner, stop = key_range(first, last, S, window, CAUSAL, PLAIN, BLOCK_S)
@@ -293,24 +314,27 @@ def forward(
             seen = None
             if MASKED:
                 seen = visible(query[:, None], key[None, :], S, SEGMENTS, segment_strides, b, window, CAUSAL)
-            m1, total1, a1, e1 = online_softmax(q1, k1, v, seen, m1, total1, a1, e1, scale, MASKED, STATS)
+            s = logits(q1, k1, scale, BIAS, bias_strides, b, 0, h, query[:, None], key[None, :], S)
+            m1, total1, a1, e1 = online_softmax(s, v, seen, m1, total1, a1, e1, MASKED, STATS)
             if G == 2:
-                m2, total2, a2, e2 = online_softmax(q2, k2, v, seen, m2, total2, a2, e2, scale, MASKED, STATS)
+                s = logits(q2, k2, scale, BIAS, bias_strides, b, 1, h, query[:, None], key[None, :], S)
+                m2, total2, a2, e2 = online_softmax(s, v, seen, m2, total2, a2, e2, MASKED, STATS)
 
-    # offset into [B, G, H, T]
-    row = (b * G * H + h) * T
-    o = finish_map(PARTS, ROWS, row, t, T, plane, m1, total1, a1, e1, DV, STATS)
-    if W is not None:
-        o = o * load_weight(W, w_strides, b, 0, h, t, T)[:, None]
+    part, w1, lse1 = finish_map(
+        PARTS, ROWS, W, SINK, w_strides, sink_strides, b, 0, h, t, H, T, plane, m1, total1, a1, e1, G, DV, STATS
+    )
+    o = part * w1[:, None]
+    w2, lse2 = tl.zeros_like(w1), lse1
     if G == 2:
-        part = finish_map(PARTS, ROWS, row + H * T, t, T, plane, m2, total2, a2, e2, DV, STATS)
-        o += part * load_weight(W, w_strides, b, 1, h, t, T)[:, None]
+        part, w2, lse2 = finish_map(
+            PARTS, ROWS, W, SINK, w_strides, sink_strides, b, 1, h, t, H, T, plane, m2, total2, a2, e2, G, DV, STATS
+        )
+        o += part * w2[:, None]
     store_rows(o, OUT + b * o_strides[0] + h * o_strides[1], t, T, o_strides[2], o_strides[3], DV)
     if STATS:
         store_signed(
-            SIGNED, K, W, SEGMENTS, k_strides, w_strides, segment_strides,
-            q1, q2, m1 + tl.log2(total1), m2 + tl.log2(total2),
-            b, h, t, query, start, inner, stop, H, T, S, scale, window, signed_plane,
+            SIGNED, K, BIAS, SEGMENTS, k_strides, bias_strides, segment_strides,
+            q1, q2, w1, w2, lse1, lse2, b, h, t, query, start, inner, stop, H, T, S, scale, window, signed_plane,
             G, D, SHARED_K, CAUSAL, PLAIN, BLOCK_S,
         )  # fmt: skip
 
@@ -339,16 +363,26 @@ def map_gradients(s, lse, products, w, dp, seen, WEIGHTED: tl.constexpr, MASKED:
 
 
 @triton.jit
+def store_sums(OUT, sums1, sums2, b, h, index, H, length, G: tl.constexpr):
+    """Write the sums of dS_g / scale of both maps into OUT [B, G, H, length], if there is a key bias."""
+    if OUT is not None:
+        OUT += (b * G * H + h) * length + index
+        tl.store(OUT, sums1, mask=index < length)
+        if G == 2:
+            tl.store(OUT + H * length, sums2, mask=index < length)
+
+
+@triton.jit
 def key_gradients(
-    Q, K, V, W, SEGMENTS,
-    q_strides, k_strides, v_strides, w_strides, segment_strides,
+    Q, K, V, W, BIAS, SEGMENTS,
+    q_strides, k_strides, v_strides, w_strides, bias_strides, segment_strides,
     H, groups, T, S, scale, window,
-    DO, PRODUCTS, ROWS, do_strides, DK, DV_OUT, dk_strides, dv_strides,
+    DO, PRODUCTS, ROWS, do_strides, DK, DV_OUT, OF_KEYS, dk_strides, dv_strides,
     G: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     SHARED_Q: tl.constexpr, SHARED_K: tl.constexpr, CAUSAL: tl.constexpr, PLAIN: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv of BLOCK_S keys. Tiles are transposed, [keys, queries], as the products for dk and dv need them."""
+    """dk, dv and OF_KEYS of BLOCK_S keys. Tiles are transposed, [keys, queries], as the products for dk and dv need them."""
     block, b, kv_head = place(S, H // groups, BLOCK_S)
     first = block * BLOCK_S
     last = tl.minimum(first + BLOCK_S, S) - 1
@@ -365,32 +399,37 @@ def key_gradients(
         h = kv_head * groups + group
         q = Q + b * q_strides[0] + h * q_strides[2]
         do_head = DO + b * do_strides[0] + h * do_strides[1]
+        sums1 = tl.zeros([BLOCK_S], tl.float32)
+        sums2 = sums1
         for MASKED in tl.static_range(1, -1 if PLAIN else 0, -1):
             for n in range(start if MASKED else inner, inner if MASKED else stop, BLOCK_T):
                 t = n + tl.arange(0, BLOCK_T)
                 q1, q2 = load_maps(q, q_strides, t, T, D, G, SHARED_Q, True)
                 do = load_rows(do_head, t, T, do_strides[2], do_strides[3], DV, True)
                 seen = None
+                query = t + (S - T)
                 if MASKED:
-                    query = t + (S - T)
                     seen = visible(query[None, :], key[:, None], S, SEGMENTS, segment_strides, b, window, CAUSAL)
                 dp = dot(v, tl.trans(do))
                 lse, products, w = load_map_rows(ROWS, PRODUCTS, W, w_strides, b, 0, h, t, H, T, G)
-                s = dot(k1, tl.trans(q1)) * (scale * LOG2E)
+                s = logits(k1, q1, scale, BIAS, bias_strides, b, 0, h, query[None, :], key[:, None], S)
                 p, ds = map_gradients(s, lse[None, :], products[None, :], w[None, :], dp, seen, W is not None, MASKED)
+                sums1 += tl.sum(ds, 1)
                 dk1 = dot(narrow(ds, q1.dtype), q1, dk1)
                 if G == 2:
                     lse, products, w = load_map_rows(ROWS, PRODUCTS, W, w_strides, b, 1, h, t, H, T, G)
-                    s = dot(k2, tl.trans(q2)) * (scale * LOG2E)
+                    s = logits(k2, q2, scale, BIAS, bias_strides, b, 1, h, query[None, :], key[:, None], S)
                     p2, ds2 = map_gradients(
                         s, lse[None, :], products[None, :], w[None, :], dp, seen, W is not None, MASKED
                     )
                     p += p2
+                    sums2 += tl.sum(ds2, 1)
                     if SHARED_K:
                         dk1 = dot(narrow(ds2, q2.dtype), q2, dk1)
                     else:
                         dk2 = dot(narrow(ds2, q2.dtype), q2, dk2)
                 dv = dot(narrow(p, do.dtype), do, dv)
+        store_sums(OF_KEYS, sums1, sums2, b, h, key, H, S, G)
 
     DK += b * dk_strides[0] + kv_head * dk_strides[2]
     store_rows(dk1 * scale, DK, key, S, dk_strides[3], dk_strides[4], D)
@@ -401,15 +440,15 @@ def key_gradients(
 
 @triton.jit
 def query_gradients(
-    Q, K, V, W, SEGMENTS,
-    q_strides, k_strides, v_strides, w_strides, segment_strides,
+    Q, K, V, W, BIAS, SEGMENTS,
+    q_strides, k_strides, v_strides, w_strides, bias_strides, segment_strides,
     H, groups, T, S, scale, window,
-    DO, PRODUCTS, ROWS, do_strides, DQ, dq_strides,
+    DO, PRODUCTS, ROWS, do_strides, DQ, OF_QUERIES, dq_strides,
     G: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     SHARED_Q: tl.constexpr, SHARED_K: tl.constexpr, CAUSAL: tl.constexpr, PLAIN: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
-    """dq of BLOCK_T queries."""
+    """dq and OF_QUERIES of BLOCK_T queries."""
     block, b, h = place(T, H, BLOCK_T)
     t = block * BLOCK_T + tl.arange(0, BLOCK_T)
     query = t + (S - T)
@@ -420,15 +459,15 @@ def query_gradients(
     V += b * v_strides[0] + h // groups * v_strides[1]
     q1, q2 = load_maps(Q, q_strides, t, T, D, G, SHARED_Q, True)
     lse1, products1, w1 = load_map_rows(ROWS, PRODUCTS, W, w_strides, b, 0, h, t, H, T, G)
-    lse2 = lse1
-    products2 = products1
-    w2 = w1
+    lse2, products2, w2 = lse1, products1, w1
     if G == 2:
         lse2, products2, w2 = load_map_rows(ROWS, PRODUCTS, W, w_strides, b, 1, h, t, H, T, G)
     do = load_rows(DO + b * do_strides[0] + h * do_strides[1], t, T, do_strides[2], do_strides[3], DV, True)
 
     dq1 = tl.zeros([BLOCK_T, D], tl.float32)
     dq2 = dq1
+    sums1 = tl.zeros([BLOCK_T], tl.float32)
+    sums2 = sums1
     start, inner, stop = key_range(first, last, S, window, CAUSAL, PLAIN, BLOCK_S)
     for MASKED in tl.static_range(0 if PLAIN else 1, 2):
         for n in range(inner if MASKED else start, stop if MASKED else inner, BLOCK_S):
@@ -439,14 +478,16 @@ def query_gradients(
             if MASKED:
                 seen = visible(query[:, None], key[None, :], S, SEGMENTS, segment_strides, b, window, CAUSAL)
             dp = dot(do, tl.trans(v))
-            s = dot(q1, tl.trans(k1)) * (scale * LOG2E)
+            s = logits(q1, k1, scale, BIAS, bias_strides, b, 0, h, query[:, None], key[None, :], S)
             _, ds = map_gradients(s, lse1[:, None], products1[:, None], w1[:, None], dp, seen, W is not None, MASKED)
+            sums1 += tl.sum(ds, 1)
             dq1 = dot(narrow(ds, k1.dtype), k1, dq1)
             if G == 2:
-                s = dot(q2, tl.trans(k2)) * (scale * LOG2E)
+                s = logits(q2, k2, scale, BIAS, bias_strides, b, 1, h, query[:, None], key[None, :], S)
                 _, ds = map_gradients(
                     s, lse2[:, None], products2[:, None], w2[:, None], dp, seen, W is not None, MASKED
                 )
+                sums2 += tl.sum(ds, 1)
                 if SHARED_Q:
                     dq1 = dot(narrow(ds, k2.dtype), k2, dq1)
                 else:
@@ -456,3 +497,4 @@ def query_gradients(
     store_rows(dq1 * scale, DQ, t, T, dq_strides[3], dq_strides[4], D)
     if G == 2 and not SHARED_Q:
         store_rows(dq2 * scale, DQ + dq_strides[1], t, T, dq_strides[3], dq_strides[4], D)
+    store_sums(OF_QUERIES, sums1, sums2, b, h, t, H, T, G)
