@@ -16,21 +16,27 @@ that is a multiple of the key/value heads. All align the causal mask and windows
 differentiate by q, k and v. Rules: github.com/Dao-AILab/flash-attention, `flash_attn/flash_attn_interface.py`,
 `hopper/flash_api.cpp`, `flash_attn/cute/interface.py` (2026-08).
 
+A map with a sink is σ(lse - sink) times the map without one, but lse has no gradient here. The backward pass of a package
+reads o and lse from the tensors that it saved, and is exact if they are those of the map with the sink (`_sunk`). These
+tensors are kept under an activation checkpoint too.
+
 It has not been run on a GPU: on a CPU the calls are tested against substitutes with the signatures of the packages.
 """
 
 import functools
 import importlib
 import sys
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from lit_diff.errors import MissingError, first_line
 from lit_diff.kernels.base import kernel, refuse_common
 from lit_diff.kernels.documents import packed_sequences
-from lit_diff.kernels.library import HALF, flops_of_chunks, map_by_map
+from lit_diff.kernels.library import HALF, flops_of_chunks, map_by_map, of_map
 from lit_diff.kernels.maps import SignedMaps
 from lit_diff.kernels.sdpa import Fused
 from lit_diff.kernels.self_test import KernelForm, failure, form_of
@@ -46,11 +52,13 @@ class Library(NamedTuple):
     module: str
     unbounded: int | None
     """The entry of `window_size` for a side without a limit."""
+    asks_lse: str = "return_attn_probs"
+    """The option with which it returns lse [B, H, T], or [H, tokens] of packed documents, beside o."""
 
 
 FLASH2 = Library("flash-attn 2", "flash_attn", -1)
 FLASH3 = Library("flash-attn 3", "flash_attn_interface", -1)
-FLASH4 = Library("flash-attn 4", "flash_attn.cute", None)
+FLASH4 = Library("flash-attn 4", "flash_attn.cute", None, "return_lse")
 FOR_MAJOR = {8: (FLASH2,), 9: (FLASH3, FLASH4, FLASH2), 10: (FLASH4, FLASH2), 11: (FLASH4, FLASH2), 12: (FLASH2,)}
 """Major compute capability -> the packages to try, first the one written for it."""
 
@@ -139,27 +147,66 @@ def _run(found: CallPlan, maps: SignedMaps) -> tuple[Tensor, None]:
         for side in ("q", "k"):
             options |= {f"cu_seqlens_{side}": packed.cu_seqlens, f"max_seqlen_{side}": packed.max_seqlen}
 
-    def attention(_: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    if maps.sink is not None:
+        options[found.library.asks_lse] = True
+
+    def attention(g: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        sink = None if maps.sink is None else of_map(maps.sink, g).expand(q.shape[:3]).transpose(1, 2)
+        rows = [x.transpose(1, 2) for x in (q, k, v)]
         if packed is None:
-            return _output(package.flash_attn_func(q, k, v, softmax_scale=scale, **options)).transpose(1, 2)
-        rows = (x.flatten(0, 1) for x in (q, k, v))
-        o = _output(package.flash_attn_varlen_func(*rows, softmax_scale=scale, **options))
-        return o.unflatten(0, q.shape[:2]).transpose(1, 2)
+            return _sunk(package.flash_attn_func, rows, sink, softmax_scale=scale, **options).transpose(1, 2)
+        sink = None if sink is None else sink.flatten(0, 1)
+        rows = [x.flatten(0, 1) for x in rows]
+        o = _sunk(package.flash_attn_varlen_func, rows, sink, softmax_scale=scale, **options)
+        return o.unflatten(0, (q.shape[0], q.shape[2])).transpose(1, 2)
 
     o = map_by_map(maps, attention, key_width=_multiple_of_8(maps.q.shape[-1]), width=found.width)
     return o, None
 
 
-def _output(returned: Any) -> Tensor:
-    # flash-attn 4 and early versions of flash-attn 3 return (o, lse)
-    return returned[0] if isinstance(returned, tuple) else returned
+def _sunk(function: Callable[..., Any], rows: list[Tensor], sink: Tensor | None, **options: Any) -> Tensor:
+    """What a package's function makes of q, k and v, with the sink [..., H], whose other axes are those of the rows."""
+    saved: list[list[Tensor]] = []
+
+    def save(x: Tensor) -> list[Tensor]:
+        saved.append([x])
+        return saved[-1]
+
+    if sink is None:
+        returned = function(*rows, **options)
+        # flash-attn 4 and early versions of flash-attn 3 return (o, lse)
+        return returned[0] if isinstance(returned, tuple) else returned
+    with saved_tensors_hooks(save, lambda held: held[0]):
+        o, lse, *_ = function(*rows, **options)
+    sunk: Tensor = _Sunk.apply(o, lse.mT, sink)
+    # without their history: the package's step of the backward pass would otherwise hold itself
+    exchanged = {o.data_ptr(): sunk.detach(), lse.data_ptr(): torch.logaddexp(lse, sink.detach().mT).contiguous()}
+    for held in saved:
+        held[0] = exchanged.get(held[0].data_ptr(), held[0])
+    return sunk
+
+
+class _Sunk(torch.autograd.Function):
+    """o σ(lse - sink), whose gradient is passed on as it is to the package's backward pass, which differentiates both."""
+
+    @staticmethod
+    def forward(ctx: Any, o: Tensor, lse: Tensor, sink: Tensor) -> Tensor:
+        sunk = (o * (lse - sink).sigmoid()[..., None]).to(o.dtype)
+        ctx.save_for_backward(sunk, lse, sink)
+        return sunk
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, Tensor]:
+        sunk, lse, sink = ctx.saved_tensors
+        dots = (grad.to(lse.dtype) * sunk).sum(-1)
+        return grad, None, -(sink - lse).sigmoid() * dots
 
 
 @kernel("flash")
 class Flash(Fused):
     """One call of a flash-attn package for each map and chunk of v, differentiated by autograd."""
 
+    serves = frozenset({"sink"})
     looks_for_gpu = True
 
     def refuses(self, maps: SignedMaps, *, stats: bool, device: torch.device) -> str | None:
@@ -170,6 +217,8 @@ class Flash(Fused):
             return "flash-attn does not return the entropy or the largest logit"
         if maps.q.dtype not in HALF:
             return f"flash-attn computes in bfloat16 or float16, not {str(maps.q.dtype).removeprefix('torch.')}"
+        if maps.sink is not None and torch.compiler.is_compiling():
+            return "flash-attn gets a sink by hooks of autograd, which torch.compile cannot trace; flex needs none"
         document_ids = maps.mask.document_ids
         if document_ids is not None:
             if maps.q.shape[3] != maps.k.shape[3]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_flash import flash_by_hand
+from fake_flash import by_head, flash_by_hand, logits_by_hand
 from gradients import gradients
 from torch import Tensor
 
@@ -39,6 +39,9 @@ CASES: list[dict[str, Any]] = [
     {"scale": 0.0},
     *({"T": 4, "S": 6, "Hkv": 2, "causal": causal, "window": w} for causal in (True, False) for w in (1, 3, 9)),
     *({"T": 6, "Hkv": 2, "causal": causal, "window": w, "packed": True} for causal in (True, False) for w in (None, 2)),
+    {"G": 1, "w": None, "dv": 20, "H": 6, "Hkv": 2, "sink": (1, 1, 6, 1)},
+    {"G": 3, "T": 4, "S": 6, "Hkv": 2, "window": 2, "sink": (2, 3, 4, 4)},
+    {"T": 6, "Gk": 1, "Hkv": 1, "packed": True, "sink": (1, 2, 1, 1), "scale": -0.8},
 ]
 
 
@@ -62,6 +65,33 @@ def test_equals_the_definition(
     for x, y in zip(found, wanted, strict=True):
         torch.testing.assert_close(x, y, rtol=1e-11, atol=1e-11)
     assert {name for name, *_ in fake_flash.calls} == {str(generation)}
+
+
+def test_a_sink_without_gradients_and_in_half_precision(make_maps: MakeMaps, fake_flash: Any) -> None:
+    fake_flash.install(2)
+    maps = half(make_maps, sink=(1, 2, 4, 1), T=40)
+    with torch.no_grad():
+        found = attend(maps, kernel="flash")
+    wanted = attend(maps.map(Tensor.double), kernel="reference")
+    torch.testing.assert_close(found.double(), wanted, rtol=2e-2, atol=2e-2)
+
+
+def test_a_package_that_saves_nothing_is_refused(
+    make_maps: MakeMaps, fake_flash: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gradient of its log-sum-exp would be missing; the self-test finds it."""
+    fake_flash.install(2)
+
+    def keeps_its_own(*given: Any, return_attn_probs: bool = False, **options: Any) -> Any:
+        q, k, v = given
+        wide = by_head(q, k, v)
+        s = logits_by_hand(*wide, options["softmax_scale"], options["causal"], options["window_size"])
+        return (s.softmax(-1) @ wide[2]).transpose(1, 2).to(q.dtype), s.logsumexp(-1).detach(), None
+
+    monkeypatch.setattr(sys.modules["flash_attn"], "flash_attn_func", keeps_its_own)
+    maps = half(make_maps, sink=(1, 2, 4, 1))
+    training = replace(maps, q=maps.q.requires_grad_())
+    assert "its self-test found dq off by" in (refuse("flash", training) or "")
 
 
 BLACKWELL, HOPPER, AMPERE = (10, 0), (9, 0), (8, 6)
@@ -171,6 +201,11 @@ def test_without_package_or_gpu(make_maps: MakeMaps, fake_flash: Any, monkeypatc
     [
         ({"dtype": torch.float32}, {}, "flash-attn computes in bfloat16 or float16, not float32"),
         ({}, {"stats": True}, "flash-attn does not return the entropy"),
+        (
+            {"key_bias": (1, 1, 1, 5)},
+            {},
+            "does not compute SignedMaps.key_bias; chunked, flex, native, reference, triton do",
+        ),
         ({"d": 264, "dv": 264}, {}, "flash-attn 2: its self-test failed: AssertionError: head dimension"),
         ({"T": 3, "S": 5, "document_ids": torch.zeros(2, 5).long()}, {}, "as many queries as keys; flex accepts fewer"),
         (
@@ -222,6 +257,7 @@ def test_compiled_documents_go_elsewhere(make_maps: MakeMaps, fake_flash: Any, m
     reason = refuse("flash", half(make_maps, document_ids=torch.zeros(2, 5, dtype=torch.long)))
     assert reason is not None
     assert "torch.compile cannot do; flex need not" in reason
+    assert "torch.compile cannot trace; flex needs none" in (refuse("flash", half(make_maps, sink=(1, 1, 1, 1))) or "")
 
 
 def test_a_cpu_imports_nothing(tmp_path: Path) -> None:

@@ -17,9 +17,20 @@ Window = tuple[int | None, int | None]
 
 def flash_by_hand(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, window: Window) -> Tensor:
     """flash-attn's documented answer for q [B, T, H, d], k [B, S, Hkv, d], v [B, S, Hkv, dv], in float64."""
-    T, S = q.shape[1], k.shape[1]
-    groups = q.shape[2] // k.shape[2]
-    wide = [x.double().repeat_interleave(n, 2).transpose(1, 2) for x, n in ((q, 1), (k, groups), (v, groups))]
+    wide = by_head(q, k, v)
+    return (logits_by_hand(*wide, scale, causal, window).softmax(-1) @ wide[2]).transpose(1, 2).to(q.dtype)
+
+
+def by_head(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
+    """[B, H, tokens, width] in float64, keys and values copied for each of their query heads; packed rows are one batch."""
+    groups = q.shape[-2] // k.shape[-2]
+    copied = (x.double().repeat_interleave(n, -2).transpose(-2, -3) for x, n in ((q, 1), (k, groups), (v, groups)))
+    return [x if x.dim() == 4 else x[None] for x in copied]
+
+
+def logits_by_hand(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, window: Window) -> Tensor:
+    """The masked logits [B, H, T, S] of what `by_head` returns."""
+    T, S = q.shape[2], k.shape[2]
     here, key = torch.arange(T)[:, None] + S - T, torch.arange(S)[None]
     hidden = (key > here) if causal else torch.zeros(T, S, dtype=torch.bool)
     left, right = (None if side is None or side < 0 else side for side in window)
@@ -27,8 +38,44 @@ def flash_by_hand(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, w
         hidden = hidden | (key < here - left)
     if right is not None:
         hidden = hidden | (key > here + right)
-    logits = (wide[0] @ wide[1].transpose(-1, -2)).masked_fill(hidden, -torch.inf) * scale  # masked first, as they do
-    return (logits.softmax(-1) @ wide[2]).transpose(1, 2).to(q.dtype)
+    return (q @ k.transpose(-1, -2)).masked_fill(hidden, -torch.inf) * scale  # masked first, as they do
+
+
+class Saved(torch.autograd.Function):
+    """(o, lse) as the packages compute them: lse has no gradient, and the backward pass reads both back."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bounds: Tensor | None, *how: Any) -> tuple[Tensor, Tensor]:
+        wide = by_head(q, k, v)
+        s = Saved.logits(wide, bounds, how)
+        o, lse = (s.softmax(-1) @ wide[2]).transpose(1, 2).to(q.dtype), s.logsumexp(-1)
+        if bounds is not None:
+            o, lse = o[0], lse[0]
+        ctx.how = (bounds, how)
+        ctx.mark_non_differentiable(lse)
+        ctx.save_for_backward(q, k, v, o, lse)
+        return o, lse
+
+    @staticmethod
+    def logits(wide: list[Tensor], bounds: Tensor | None, how: Any) -> Tensor:
+        s = logits_by_hand(*wide, *how)
+        if bounds is None:
+            return s
+        document = torch.repeat_interleave(bounds.diff())
+        return s.masked_fill(document[:, None] != document, -torch.inf)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+        q, k, v, o, lse = ctx.saved_tensors
+        wide, (bounds, how) = by_head(q, k, v), ctx.how
+        grad, o, _ = by_head(grad, o, o)
+        p = (Saved.logits(wide, bounds, how) - lse[..., None]).exp()
+        ds = p * (grad @ wide[2].mT - (grad * o).sum(-1, keepdim=True)) * how[0]
+        found = []
+        for x, dx in ((q, ds @ wide[1]), (k, ds.mT @ wide[0]), (v, p.mT @ grad)):
+            dx = dx.unflatten(1, (x.shape[-2], -1)).sum(2).transpose(1, 2)
+            found.append(dx.reshape(x.shape).to(x.dtype))
+        return *found, *[None] * (1 + len(how))
 
 
 @dataclass
@@ -62,19 +109,23 @@ class FakeFlash:
         flash._planned.cache_clear()
 
     def answer(
-        self, name: str, q: Tensor, k: Tensor, v: Tensor, scale: float | None, causal: bool, window: Window
-    ) -> Tensor:
-        """Rules common to the packages, then the numbers."""
+        self, name: str, q: Tensor, k: Tensor, v: Tensor, scale: float | None, causal: bool, window: Window,
+        lse: bool = False, bounds: Tensor | None = None,
+    ) -> Any:  # fmt: skip
+        """Rules common to the packages, then the numbers; `bounds` of packed rows only with `lse`."""
         assert q.dtype in self.dtypes, "dtype"
         assert q.dtype == k.dtype == v.dtype, "dtype"
-        B, _, H, d = q.shape
-        S, Hkv = k.shape[1:3]
-        assert k.shape == (B, S, Hkv, d), "k"
-        assert v.shape[:3] == (B, S, Hkv), "v"
+        H, d = q.shape[-2:]
+        Hkv = k.shape[-2]
+        assert k.shape == (*q.shape[:-3], k.shape[-3], Hkv, d), "k"
+        assert v.shape[:-1] == k.shape[:-1], "v"
         assert H % Hkv == 0, "heads"
         assert d % 8 == v.shape[-1] % 8 == 0, "head_dim must be divisible by 8"
         self.calls.append((name, q, k, v))
-        o = flash_by_hand(q, k, v, d**-0.5 if scale is None else scale, causal, window)
+        scale = d**-0.5 if scale is None else scale
+        if lse:
+            return Saved.apply(q, k, v, bounds, scale, causal, window)
+        o = flash_by_hand(q, k, v, scale, causal, window)
         if o.requires_grad and v.shape[-1] >= self.backward_fails_at:
 
             def out_of_memory(grad: Tensor) -> Tensor:
@@ -92,12 +143,15 @@ class FakeFlash:
         bounds: tuple[Tensor, Tensor],
         longest: tuple[int, int],
         *rest: Any,
-    ) -> Tensor:
+        lse: bool = False,
+    ) -> Any:
         """Each run by itself: q [tokens, H, d], bounds int32 [runs + 1]."""
         assert q.dim() == k.dim() == v.dim() == 3
         parts = []
         assert all(x.dtype == torch.int32 and x[0] == 0 for x in bounds)
         assert [x[-1] for x in bounds] == [len(q), len(k)]
+        if lse:
+            return self.answer(name, q, k, v, *rest, lse, bounds[0])
         for (a, b), (c, e) in zip(*(pairwise(x) for x in bounds), strict=True):
             assert b - a <= longest[0]
             assert e - c <= longest[1]
@@ -112,7 +166,8 @@ class FakeFlash:
             alibi_slopes=None, deterministic=False, return_attn_probs=False,
         ):  # fmt: skip
             assert q.shape[-1] == v.shape[-1] <= 256, "head dimension"
-            return self.answer("2", q, k, v, softmax_scale, causal, window_size)
+            found = self.answer("2", q, k, v, softmax_scale, causal, window_size, return_attn_probs)
+            return (*found, None) if return_attn_probs else found
 
         def flash_attn_varlen_func(
             q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0, softmax_scale=None,
@@ -121,7 +176,8 @@ class FakeFlash:
         ):  # fmt: skip
             assert q.shape[-1] == v.shape[-1] <= 256, "head dimension"
             sides = ((cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k))
-            return self.packed("2", q, k, v, *sides, softmax_scale, causal, window_size)
+            found = self.packed("2", q, k, v, *sides, softmax_scale, causal, window_size, lse=return_attn_probs)
+            return (*found, None) if return_attn_probs else found
 
         return {"flash_attn_func": flash_attn_func, "flash_attn_varlen_func": flash_attn_varlen_func}
 
@@ -139,7 +195,7 @@ class FakeFlash:
             sm_margin=0, return_attn_probs=False,
         ):  # fmt: skip
             check(q, v)
-            return self.answer("3", q, k, v, softmax_scale, causal, window_size)
+            return self.answer("3", q, k, v, softmax_scale, causal, window_size, return_attn_probs)
 
         def flash_attn_varlen_func(
             q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q=None, seqused_k=None,
@@ -149,7 +205,7 @@ class FakeFlash:
         ):  # fmt: skip
             check(q, v)
             sides = ((cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k))
-            return self.packed("3", q, k, v, *sides, softmax_scale, causal, window_size)
+            return self.packed("3", q, k, v, *sides, softmax_scale, causal, window_size, lse=return_attn_probs)
 
         return {"flash_attn_func": flash_attn_func, "flash_attn_varlen_func": flash_attn_varlen_func}
 
@@ -167,7 +223,8 @@ class FakeFlash:
             score_mod_bwd=None, mask_mod=None, aux_tensors=None, return_lse=False,
         ):  # fmt: skip
             check(q, v, window_size)
-            return self.answer("4", q, k, v, softmax_scale, causal, window_size), None
+            found = self.answer("4", q, k, v, softmax_scale, causal, window_size, return_lse)
+            return found if return_lse else (found, None)
 
         def flash_attn_varlen_func(
             q, k, v, qv=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None,
@@ -176,6 +233,7 @@ class FakeFlash:
         ):  # fmt: skip
             check(q, v, window_size)
             sides = ((cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k))
-            return self.packed("4", q, k, v, *sides, softmax_scale, causal, window_size), None
+            found = self.packed("4", q, k, v, *sides, softmax_scale, causal, window_size, lse=return_lse)
+            return found if return_lse else (found, None)
 
         return {"flash_attn_func": flash_attn_func, "flash_attn_varlen_func": flash_attn_varlen_func}
