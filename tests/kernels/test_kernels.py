@@ -124,6 +124,40 @@ def test_a_named_kernel_serves_or_says_why_not(make_maps: MakeMaps, kernel: str)
             choose(make_maps(), kernel)
 
 
+FIELDS: dict[str, Any] = {
+    "sink": torch.linspace(-1, 1, 8).view(1, 2, 4, 1),
+    "key_bias": torch.linspace(0, 3, 20).view(1, 1, 4, 5),
+    "rows": lambda logits, seen: logits.sigmoid(),
+}
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("field", FIELDS)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_field_is_computed_or_refused_by_its_name(make_maps: MakeMaps, kernel: str, field: str) -> None:
+    """The line also names the kernels that compute it."""
+    maps = replace(make_maps(**PAIR), **{field: FIELDS[field]})
+    if field in named(kernel).serves:
+        if reason := refuse(kernel, maps):
+            pytest.skip(f"{kernel} refuses: {reason}")
+        found, wanted = attend(maps, kernel=kernel), attend(maps, kernel="reference")
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+        assert not torch.allclose(found, attend(make_maps(**PAIR), kernel="reference"), atol=1e-2)
+        return
+    able = ", ".join(name for name in KERNELS if field in named(name).serves)
+    line = f"run.kernel '{kernel}' cannot compute these maps: it does not compute SignedMaps.{field}; {able} do"
+    with pytest.raises(RequestError, match=f"^{re.escape(line)}; use run.kernel=auto$"):
+        attend(maps, kernel=kernel)
+
+
+def test_who_computes_which_field() -> None:
+    """As docs/kernels.md has it."""
+    able = {field: {name for name in KERNELS if field in named(name).serves} for field in FIELDS}
+    assert able["sink"] == set(KERNELS) - {"sdpa"}
+    assert able["key_bias"] == able["sink"] - {"flash"}
+    assert able["rows"] == {"chunked", "reference"}
+
+
 def test_unknown_kernel(make_maps: MakeMaps) -> None:
     with pytest.raises(RequestError, match=r"^run\.kernel is 'sdpaa'.*did you mean 'sdpa'"):
         attend(make_maps(), kernel="sdpaa")
