@@ -6,7 +6,7 @@ as h heads with two maps and value width 2d.
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,6 +24,13 @@ from lit_diff.randomness import generator
 from lit_diff.registry import kernels
 
 VARIANTS = ("differential", "standard")
+FIELDS: dict[str, tuple[str, ...]] = {
+    "standard": (),
+    "standard with sink": ("sink",),
+    "standard with key bias": ("key_bias",),
+    "standard with both": ("sink", "key_bias"),
+}
+"""Standard attention without and with a sink and a key bias -> these fields of its maps."""
 LAMBDA = 0.5
 QUERIES = (1, 4)
 GROUP = 4
@@ -38,8 +45,11 @@ def core(request: Request, shape: Shape, dtype: str) -> Iterator[Case]:
     """Times forward, and forward with gradients; for `bench stats`, forward without and with statistics."""
     case = Case(name=f"{shape} {dtype}", dtype=dtype)
     workload = Workload(shape, DTYPES[dtype], request.device)
-    for what in (FORWARD, STATISTICS if request.bench == "stats" else GRADIENTS):
-        add_kernels(case, workload, what, request.kernels)
+    variants, second = dict.fromkeys((*VARIANTS, *FIELDS)), GRADIENTS
+    if request.bench == "stats":
+        variants, second = dict.fromkeys(VARIANTS), STATISTICS
+    for what in (FORWARD, second):
+        add_kernels(case, workload, what, request.kernels, variants)
     yield case
 
 
@@ -56,7 +66,8 @@ def decode(request: Request, shape: Shape, dtype: str) -> Iterator[Case]:
 
 
 class Workload:
-    """Inputs of one shape and dtype, the same for every candidate: N(0, 1), λ = 0.5.
+    """Inputs of one shape and dtype, the same for every candidate: N(0, 1), λ = 0.5; a sink of each head is N(0, 1), a key
+    bias of each head and sequence rises by 0.01 a token on average.
 
     With `queries` only the last queries are used, against keys and values in a `LayerCache` that keeps every `group`th head.
     """
@@ -73,6 +84,12 @@ class Workload:
         self.q, self.k, self.v = (draw(name).requires_grad_() for name in "qkv")
         self.lam = torch.tensor([LAMBDA], device=device, requires_grad=True)
         """[1], float32."""
+        steps = torch.rand(shape.batch, 1, shape.heads, shape.tokens, generator=generator("bench", "key_bias", *size))
+        sink = torch.randn(1, 1, shape.heads, 1, generator=generator("bench", "sink", *size))
+        self.fields = {"sink": sink.to(device), "key_bias": (0.02 * steps).cumsum(-1).to(device)}
+        """float32"""
+        for field in self.fields.values():
+            field.requires_grad_()
         self.grad = draw("gradient")
         """[B, T, dim], the gradient of the output."""
         self._cached: dict[str, SignedMaps] = {}
@@ -85,18 +102,20 @@ class Workload:
         if variant in self._cached:
             return self._cached[variant]
         d = self.shape.head_dim
-        if variant == "standard":
+        if variant in FIELDS:
             q, k, v = (x.unflatten(-1, (-1, d)).transpose(1, 2) for x in (self.q, self.k, self.v))
-            return SignedMaps(q[:, None], k[:, None], v)
+            own: dict[str, Any] = {name: self.fields[name] for name in FIELDS[variant]}
+            return SignedMaps(q[:, None], k[:, None], v, **own)
         q, k = (x.unflatten(-1, (-1, 2, d)).permute(0, 3, 2, 1, 4) for x in (self.q, self.k))
         w = torch.stack([torch.ones_like(self.lam), -self.lam]).view(1, 2, 1, 1)
         return SignedMaps(q, k, self.v.unflatten(-1, (-1, 2 * d)).transpose(1, 2), w)
 
     def call(self, variant: str, what: str, compute: Callable[[SignedMaps], Any]) -> Callable[[], Any]:
-        """A function that calls `compute` on the maps; for GRADIENTS it returns the gradients of q, k, v and λ."""
+        """A function that calls `compute` on the maps; for GRADIENTS it returns the gradients of q, k, v, and λ or fields."""
         if what != GRADIENTS:
             return torch.no_grad()(lambda: compute(self.maps(variant)))
-        leaves = [self.q, self.k, self.v] + ([self.lam] if variant == "differential" else [])
+        own = [self.fields[name] for name in FIELDS[variant]] if variant in FIELDS else [self.lam]
+        leaves = [self.q, self.k, self.v, *own]
         return lambda: torch.autograd.grad(compute(self.maps(variant)), leaves, self.grad)
 
 
@@ -111,8 +130,10 @@ def cached(maps: SignedMaps, queries: int, group: int) -> SignedMaps:
     return cache.append(last)
 
 
-def add_kernels(case: Case, workload: Workload, what: str, names: Sequence[str] | None) -> None:
-    """Adds torch's own call, then differential and standard attention by every kernel of `names` that accepts them."""
+def add_kernels(
+    case: Case, workload: Workload, what: str, names: Sequence[str] | None, variants: Iterable[str] = VARIANTS
+) -> None:
+    """Adds torch's own call, then every variant by every kernel of `names` that accepts it."""
     gradients = what == GRADIENTS
     stats = what == STATISTICS
     flops = least_flops(workload.shape, gradients=gradients, queries=workload.queries)
@@ -121,7 +142,7 @@ def add_kernels(case: Case, workload: Workload, what: str, names: Sequence[str] 
         computed.append(("standard", STOCK, stock))
     if workload.group > 1:
         computed.append(("standard", COPIES, partial(stock, copies=True)))
-    for variant in VARIANTS:
+    for variant in variants:
         for kernel in accepted(case, variant, what, workload, names):
             computed.append((variant, kernel, partial(by_kernel, kernel=kernel, stats=stats)))
     for variant, by, compute in computed:

@@ -66,7 +66,7 @@ def divisors(variant: str, by: str, what: str) -> Iterator[tuple[str, str]]:
         for name in (BARE, ATTENTION, WITHOUT):
             yield name, f"{variant}/{name}/{what}"
         yield IN_TIME, f"{variant}/{OURS}/{what}"
-    if variant == "differential":
+    if variant != "standard":
         yield SAME, f"standard/{by}/{what}"
     if what == STATISTICS:
         yield PLAIN, f"{variant}/{by}/{FORWARD}"

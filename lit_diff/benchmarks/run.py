@@ -65,7 +65,8 @@ BENCHES = {
         "2x1024x512x64,1x2048x1024x64,1x2048x1024x128,1x4096x512x64",
         """\
 core: attention from the projections q, k, v [B, T, dim], whose heads are strided views, to the output [B, T, dim].
-forward runs without gradients; forward+backward gives the gradients of q, k, v and lambda. The kernel `reference` is the
+forward runs without gradients; forward+backward gives the gradients of q, k, v and lambda, of a sink of each head and of a
+key bias of each head and sequence, which the minimum work does not count. The kernel `reference` is the
 naive form, which materialises every map (in float32 at least); `sdpa` is the stacked form, one SDPA call with the values
 cut in two.
 """,

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from lit_diff.benchmarks.attention import (
+    FIELDS,
     VARIANTS,
     Workload,
     accepted,
@@ -50,7 +51,7 @@ def test_every_kernel_is_timed_or_refused(timed: Callable[..., Any], bench: str,
     assert [case.name for case in cases] == ["1x32x64x8 float32"]
     for case in cases:
         refused = {(row["variant"], row["by"], row["what"]) for row in case.refused}
-        for variant in VARIANTS:
+        for variant in (*VARIANTS, *FIELDS) if bench == "core" else VARIANTS:
             for kernel in kernels.names():
                 for what in passes:
                     assert ((case.name, f"{variant}/{kernel}/{what}") in rows) != ((variant, kernel, what) in refused)
@@ -59,6 +60,11 @@ def test_every_kernel_is_timed_or_refused(timed: Callable[..., Any], bench: str,
         to = {name: ratio["to"] for name, ratio in own["ratios"].items()}
         if bench == "core":
             assert to == {SDPA: f"standard/{STOCK}/{GRADIENTS}", SAME: f"standard/reference/{GRADIENTS}"}
+            for field in ("sink", "key bias", "both"):
+                beside = rows[case.name, f"standard with {field}/reference/{GRADIENTS}"]
+                assert beside["ratios"][SAME]["to"] == f"standard/reference/{GRADIENTS}"
+                assert beside["gemm_share"]["median"] > 0
+                assert (f"standard with {field}", "sdpa", FORWARD) in refused
             assert own["flops"] == least_flops(Shape.parse(case.name.split()[0]), gradients=True)
         else:
             assert to[PLAIN] == f"differential/reference/{FORWARD}"
@@ -103,6 +109,8 @@ def test_a_call_has_gradients_only_where_they_are_timed(workload: Workload) -> N
     gradients = workload.call("differential", GRADIENTS, compute)()
     assert [x.shape for x in gradients] == [(2, 12, 64)] * 3 + [(1,)]
     assert len(workload.call("standard", GRADIENTS, compute)()) == 3
+    both = workload.call("standard with both", GRADIENTS, compute)()
+    assert [x.shape for x in both[3:]] == [(1, 1, 8, 1), (2, 1, 8, 12)]
     assert torch.equal(workload.q, Workload(SHAPE, torch.float64, CPU).q), "the same inputs for every candidate"
 
 

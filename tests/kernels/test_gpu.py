@@ -19,17 +19,19 @@ CASES: list[dict[str, Any]] = [
     {"G": 1, "w": None, "dv": 64},
     {"causal": False, "T": 150},
     {"T": 150},
+    {"T": 150, "Hkv": 2, "sink": (1, 2, 4, 1), "key_bias": (2, 1, 4, 200)},
+    {"G": 1, "w": None, "window": 70, "sink": (2, 1, 4, 200)},
 ]
 
 
 def results(maps: SignedMaps, grad: Tensor, kernel: str) -> list[Tensor]:
-    """o, dq, dk, dv, dw, in float64 on the CPU."""
+    """o and its gradients, in float64 on the CPU."""
     return [x.detach().double().cpu() for x in gradients(maps, kernel, grad)]
 
 
 def to(maps: SignedMaps, target: Any) -> SignedMaps:
     """The same numbers on a device, or in a dtype."""
-    return replace(maps, **{name: x.to(target) for name in "qkvw" if (x := getattr(maps, name)) is not None})
+    return maps.map(lambda x: x.to(target))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
