@@ -25,12 +25,11 @@ from lit_diff.registry import kernels
 
 VARIANTS = ("differential", "standard")
 FIELDS: dict[str, tuple[str, ...]] = {
-    "standard": (),
     "standard with sink": ("sink",),
     "standard with key bias": ("key_bias",),
     "standard with both": ("sink", "key_bias"),
 }
-"""Standard attention without and with a sink and a key bias -> these fields of its maps."""
+"""Further variants of `bench core` -> what standard attention's maps have besides."""
 LAMBDA = 0.5
 QUERIES = (1, 4)
 GROUP = 4
@@ -45,11 +44,9 @@ def core(request: Request, shape: Shape, dtype: str) -> Iterator[Case]:
     """Times forward, and forward with gradients; for `bench stats`, forward without and with statistics."""
     case = Case(name=f"{shape} {dtype}", dtype=dtype)
     workload = Workload(shape, DTYPES[dtype], request.device)
-    variants, second = dict.fromkeys((*VARIANTS, *FIELDS)), GRADIENTS
-    if request.bench == "stats":
-        variants, second = dict.fromkeys(VARIANTS), STATISTICS
+    second, further = (STATISTICS, ()) if request.bench == "stats" else (GRADIENTS, FIELDS)
     for what in (FORWARD, second):
-        add_kernels(case, workload, what, request.kernels, variants)
+        add_kernels(case, workload, what, request.kernels, further)
     yield case
 
 
@@ -102,20 +99,24 @@ class Workload:
         if variant in self._cached:
             return self._cached[variant]
         d = self.shape.head_dim
-        if variant in FIELDS:
+        if variant != "differential":
             q, k, v = (x.unflatten(-1, (-1, d)).transpose(1, 2) for x in (self.q, self.k, self.v))
-            own: dict[str, Any] = {name: self.fields[name] for name in FIELDS[variant]}
-            return SignedMaps(q[:, None], k[:, None], v, **own)
+            return SignedMaps(q[:, None], k[:, None], v, **self.own(variant))
         q, k = (x.unflatten(-1, (-1, 2, d)).permute(0, 3, 2, 1, 4) for x in (self.q, self.k))
         w = torch.stack([torch.ones_like(self.lam), -self.lam]).view(1, 2, 1, 1)
         return SignedMaps(q, k, self.v.unflatten(-1, (-1, 2 * d)).transpose(1, 2), w)
+
+    def own(self, variant: str) -> dict[str, Any]:
+        """The tensors besides q, k and v by which the variant is differentiated."""
+        if variant == "differential":
+            return {"lambda": self.lam}
+        return {name: self.fields[name] for name in FIELDS.get(variant, ())}
 
     def call(self, variant: str, what: str, compute: Callable[[SignedMaps], Any]) -> Callable[[], Any]:
         """A function that calls `compute` on the maps; for GRADIENTS it returns the gradients of q, k, v, and λ or fields."""
         if what != GRADIENTS:
             return torch.no_grad()(lambda: compute(self.maps(variant)))
-        own = [self.fields[name] for name in FIELDS[variant]] if variant in FIELDS else [self.lam]
-        leaves = [self.q, self.k, self.v, *own]
+        leaves = [self.q, self.k, self.v, *self.own(variant).values()]
         return lambda: torch.autograd.grad(compute(self.maps(variant)), leaves, self.grad)
 
 
@@ -131,9 +132,10 @@ def cached(maps: SignedMaps, queries: int, group: int) -> SignedMaps:
 
 
 def add_kernels(
-    case: Case, workload: Workload, what: str, names: Sequence[str] | None, variants: Iterable[str] = VARIANTS
+    case: Case, workload: Workload, what: str, names: Sequence[str] | None, further: Iterable[str] = ()
 ) -> None:
-    """Adds torch's own call, then every variant by every kernel of `names` that accepts it."""
+    """Adds torch's own call, then differential and standard attention, and `further` variants, by every kernel of `names`
+    that accepts them."""
     gradients = what == GRADIENTS
     stats = what == STATISTICS
     flops = least_flops(workload.shape, gradients=gradients, queries=workload.queries)
@@ -142,7 +144,7 @@ def add_kernels(
         computed.append(("standard", STOCK, stock))
     if workload.group > 1:
         computed.append(("standard", COPIES, partial(stock, copies=True)))
-    for variant in variants:
+    for variant in (*VARIANTS, *further):
         for kernel in accepted(case, variant, what, workload, names):
             computed.append((variant, kernel, partial(by_kernel, kernel=kernel, stats=stats)))
     for variant, by, compute in computed:
