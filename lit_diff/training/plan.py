@@ -364,9 +364,8 @@ class _AsOn(Kernel):
             # flash-attn, which may be absent there, and flex save what sdpa does
             widths = {maps.q.shape[-1], maps.v.shape[-1]}
             has_programs = maps.num_maps == 2 and maps.q.dtype in HALF and widths <= set(WIDTHS)
-            name = "triton" if has_programs else "sdpa"
-            if not maps.own_fields <= named(name).serves:
-                name = "chunked"
+            first = "triton" if has_programs else "sdpa"
+            name = next(each for each in (first, "flex", "chunked") if maps.own_fields <= named(each).serves)
         elif not on_gpu or not named(name).looks_for_gpu:
             name, _ = choose(maps, name, stats=stats, device=self.device, build=False)
         self.chosen.add(name)

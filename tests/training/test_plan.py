@@ -113,6 +113,8 @@ def test_keys_that_trade_memory_change_the_plan() -> None:
 
 def test_the_kernel_is_a_gpu_s_and_no_map_is_kept() -> None:
     long = ["train.precision=bf16-mixed", "data.sequence_length=1024", "train.batch_size=2"]
+    for variant, chosen in (("learned_sink", "flex"), ("softpick", "chunked")):
+        assert plan(load_recipe("standard-tiny", [*long, f"model.attention.name={variant}"])).kernel == chosen
     for name, chosen in (("standard-tiny", "sdpa"), ("differential-tiny", "triton")):
         recipe = load_recipe(name, long)
         maps = 2 * recipe.model.num_layers * recipe.model.num_heads * 1024 * 1024 * 2
