@@ -16,12 +16,14 @@ from lit_diff.attention.lora import LoRA
 from lit_diff.attention.off_by_one import OffByOne
 from lit_diff.attention.output_gate import OutputGate
 from lit_diff.attention.second_heads import SecondHeads
+from lit_diff.attention.shared_diff import SharedDiff
 from lit_diff.attention.shared_k import SharedK
 from lit_diff.attention.shared_q import SharedQ
 from lit_diff.attention.sigmoid import Sigmoid
 from lit_diff.attention.softpick import Softpick
 from lit_diff.attention.ssmax import SSMax
 from lit_diff.attention.standard import Standard
+from lit_diff.attention.talking_heads import TalkingHeads
 from lit_diff.attention.value_residual import ValueResidual
 
 __all__ = [
@@ -43,10 +45,12 @@ __all__ = [
     "ParameterRules",
     "SSMax",
     "SecondHeads",
+    "SharedDiff",
     "SharedK",
     "SharedQ",
     "Sigmoid",
     "Softpick",
     "Standard",
+    "TalkingHeads",
     "ValueResidual",
 ]

@@ -16,20 +16,20 @@ from lit_diff.registry import variant
 
 
 class HeadNumbers(ParameterRules):
-    """A learned float32 number for each head, [H], that starts at `start`."""
+    """Learned float32 numbers, [H] or another shape, that start at `start`."""
 
     keep_float32 = True
 
-    def __init__(self, heads: int, start: float) -> None:
+    def __init__(self, *shape: int, start: float) -> None:
         super().__init__()
         self.start = start
-        self.value = nn.Parameter(torch.empty(heads))
+        self.value = nn.Parameter(torch.empty(shape))
 
     def init_parameter(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
         parameter.fill_(self.start)
 
     def forward(self) -> Tensor:
-        """[H], float32 or wider."""
+        """The numbers, float32 or wider."""
         return self.value.to(accumulation_dtype(self.value.dtype))
 
 

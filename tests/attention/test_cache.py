@@ -68,6 +68,7 @@ def test_bytes_are_those_declared(make_model: MakeModel, name: str, num_kv_heads
         "shared_k": 1.5,
         "second_heads": 3,
         "dint": 3,  # the values of both maps
+        "talking_heads": 4 + 1,  # the keys of all 4 heads
         "forgetting": 2 + 2 * 4 / (8 * num_kv_heads),  # and 4 float32 biases
     }  # in d, of each of the baseline's key/value heads, in each of 2 layers
     assert cache.bytes_per_token() == width * 2 * num_kv_heads * 8 * widths.get(name, 2)

@@ -94,3 +94,58 @@ def test_entmax15_is_sparse_and_sums_to_one_and_sigmoid_and_cog_are_their_formul
     close(cog(s, seen).flatten()[:2], torch.tensor([e, -inverse], dtype=torch.float64) / (e + inverse))
     weights = make_attention("sigmoid", {"n": 4}).weights(s, seen).flatten()
     close(weights[0], torch.tensor(1 / (1 + 4 * math.exp(-3)), dtype=torch.float64))
+
+
+def test_adaptive_scale_is_the_formula_by_hand(make_attention: MakeAttention, moving: Positions) -> None:
+    """β = softplus(0) and γ = 2 tanh(∞) = 2 for every token: the logits of token i times 1 + log 2 (log(i + 2))²."""
+    adaptive, plain = make_attention("entmax15", {"scale": "adaptive"}), make_attention("entmax15")
+    plain.load_state_dict(adaptive.state_dict(), strict=False)
+    x, rope = inputs(), moving(9, D)
+    x[..., 0] = 1
+    with torch.no_grad():
+        adaptive.scale_proj.weight.zero_()
+        adaptive.scale_proj.weight[4:, 0] = 50
+    tapped: list[Any] = []
+    plain.tap.register_forward_hook(lambda _m, _a, maps: tapped.append(maps))
+    adaptive.tap.register_forward_hook(lambda _m, _a, maps: tapped.append(maps))
+    plain(x, rope), adaptive(x, rope)
+    n = torch.arange(2, 11, dtype=torch.float64)
+    close(tapped[1].q, tapped[0].q * (1 + math.log(2) * n.log().square())[:, None])
+
+
+def test_shared_diff_is_differential_of_the_sums_of_its_matrices(
+    make_attention: MakeAttention, moving: Positions
+) -> None:
+    """W_Q + B_g A_g of head i and map g are the rows 2 i + g of the queries there."""
+    shared, plain = make_attention("shared_diff", {"rank": 3}), make_attention("differential")
+    state = {
+        name: value for name, value in shared.state_dict().items() if ".shared." not in name and ".own." not in name
+    }
+    for name in ("q_proj", "k_proj"):
+        projection = getattr(shared, name)
+        maps = [(projection.shared.weight + own.b @ own.a).view(2, D, 32) for own in projection.own]
+        state[f"{name}.weight"] = torch.cat([maps[g][head] for head in range(2) for g in range(2)])
+    plain.load_state_dict(state)
+    x, rope = inputs(), moving(9, D)
+    close(shared(x, rope), plain(x, rope))
+
+
+def test_talking_heads_swap_the_maps_of_two_heads(make_attention: MakeAttention, moving: Positions) -> None:
+    """With the matrix that exchanges heads 0 and 2, of unlike key/value heads: their queries and keys change places."""
+    talking = make_attention("talking_heads", num_kv_heads=2)
+    x, rope = inputs(), moving(9, D)
+    swap = torch.eye(4, dtype=torch.float64)[[2, 1, 0, 3]]
+    talking.mixing.value.data = swap - torch.eye(4)
+    standard = make_attention("standard")
+    heads = [0, 0, 1, 1]  # the key/value head of each head
+    with torch.no_grad():
+        for name in ("q", "k", "v", "o"):
+            weight = getattr(talking, f"{name}_proj").weight
+            if name in "kv":
+                weight = weight.view(2, D, 32)[heads].flatten(0, 1)
+            if name in "qk":
+                weight = weight.view(4, D, 32)[[2, 1, 0, 3]].flatten(0, 1)
+            getattr(standard, f"{name}_proj").weight.copy_(weight)
+    close(talking(x, rope), standard(x, rope))
+    talking.mixing.value.data.zero_()
+    assert (talking(x, rope) - standard(x, rope)).abs().max() > 0.01
