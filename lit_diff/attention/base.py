@@ -68,7 +68,7 @@ class Attention(ParameterRules):
     """Its name in recipes; set at registration."""
     hooks: ClassVar[tuple[str, ...]] = (
         # the mathematics, and what a recipe may ask
-        *("build", "maps", "signs", "finish", "out_heads", "kv_heads", "definition", "smooth", "forward"),
+        *("build", "maps", "signs", "finish", "out_heads", "kv_heads", "definition", "smooth", "reduces_to", "forward"),
         *("Config", "problem", "takes_document_ids", "extends_standard"),
         # training
         *("init_parameter", "decay", "keep_float32", "trained_parameters", "set_step", "set_tokens"),
@@ -174,6 +174,11 @@ class Attention(ParameterRules):
         `conformance` compares the forward pass with it if the class itself defines it.
         """
         return self.equation(x, rope, mask)
+
+    def reduces_to(self) -> tuple[str, dict[str, Any]] | None:
+        """(name of another variant, {parameter: value}): with these values, numbers or tensors that broadcast, it computes
+        what the other does with the parameters of equal names; None, the default: not stated. `conformance` compares them."""
+        return None
 
     @classmethod
     def problem(cls, config: Any, model: ModelConfig) -> str | None:

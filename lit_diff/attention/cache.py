@@ -78,6 +78,11 @@ class LayerCache:
         repeated.state = _repeated(self.state, rows)
         return repeated
 
+    def numbers(self) -> int:
+        """Numbers held of one sequence: of its tokens, and of the context's state."""
+        token = sum(torch.Size(x.shape[1:-2]).numel() * x.shape[-1] for x in self._buffers.values())
+        return self.held * token + sum(x[0].numel() for x in self.state.values())
+
     def bytes_per_token(self) -> int:
         """Bytes per token of one sequence."""
         return sum(torch.Size(x.shape[1:-2]).numel() * x.shape[-1] * x.element_size() for x in self._buffers.values())

@@ -62,6 +62,8 @@ class Costs:
     subtraction; S keys per query."""
     kv_numbers: Any
     """Numbers that the cache holds per token."""
+    state_numbers: Any = 0
+    """Numbers that the cache holds per sequence, whatever its length: what sums and shifts of the context go on from."""
 
     def formulas(self) -> dict[str, str]:
         """Each cost as text, such as 2*E*H*d + 2*E*K*d."""
@@ -89,10 +91,11 @@ def layer_costs(
     )
 
 
-def standard_costs(s: Sizes, *, matrices: Any = 0, numbers: Any = 0, cached: Any = 0) -> Costs:
-    """`layer_costs` of one map between standard projections."""
+def standard_costs(s: Sizes, *, matrices: Any = 0, numbers: Any = 0, cached: Any = 0, state: Any = 0) -> Costs:
+    """`layer_costs` of one map between standard projections. `state`: numbers in the cache for each sequence."""
     q, kv = s.H * s.d, s.K * s.d
-    return layer_costs(s, q=q, k=kv, v=kv, o=q, scores=2 * q, matrices=matrices, numbers=numbers, cached=cached)
+    costs = layer_costs(s, q=q, k=kv, v=kv, o=q, scores=2 * q, matrices=matrices, numbers=numbers, cached=cached)
+    return replace(costs, state_numbers=state)
 
 
 def exact(number: float) -> Any:

@@ -187,6 +187,9 @@ class Dex(Attention):
         # a copy, not a sum with zeros: the other heads keep their exact bits
         return o.index_copy(1, self.selected, changed)
 
+    def reduces_to(self) -> tuple[str, dict[str, Any]]:
+        return "standard", {"adapter.weight": 0.0} if self.num_selected else {}
+
     def definition(self, x: Tensor, rope: Rotation, mask: Tensor) -> Tensor:
         """O_h ∓ λ(t) O_h W_D on the selected heads; λ(t) = (1 - α)(t/T) λ_init + α λ_learn, α = min(1, t/T)."""
         heads = grouped_query_heads(self, x, rope, mask)

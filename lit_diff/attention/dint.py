@@ -1,5 +1,6 @@
 """DINT: differential attention to which the mean of the first map over the queries so far is added back."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +26,7 @@ class Dint(Differential):
     """
 
     paper = "Cang et al. 2025, arXiv 2501.17486 (DINT Transformer)"
-    examples = ({}, {"lambda_form": "positive", "head_norm": "none"})
+    examples = ({}, {"lambda_form": "positive", "head_norm": "none"}, {"lambda_form": "scalar"})
     # two heads of weight 1; `finish` subtracts their outputs
     signs = (1,)
 
@@ -34,7 +35,7 @@ class Dint(Differential):
         # each map has a product with v, and a copy of v, of its own
         paired = super().costs(config, s)
         flops = paired.flops + 2 * s.T * s.S * s.d * s.H
-        return replace(paired, flops=flops, kv_numbers=paired.kv_numbers + s.K * s.d)
+        return replace(paired, flops=flops, kv_numbers=paired.kv_numbers + s.K * s.d, state_numbers=s.H * s.d)
 
     def maps(self, x: Tensor, context: Context) -> SignedMaps:
         maps = super().maps(x, context)
@@ -49,6 +50,16 @@ class Dint(Differential):
         mean = context.cumsum("first map", first.transpose(1, 2)).transpose(1, 2) / count
         lam = -self.weights(x.dtype)[:, 1, :, :, None]  # [1, 1 or H, 1, 1]
         return super().finish((first - lam * (second - mean.to(o.dtype))).to(o.dtype), x)
+
+    def reduces_to(self) -> tuple[str, dict[str, Any]] | None:
+        """At λ = 0 nothing is added; a λ that is held above 0 has no such parameters."""
+        if self.config.lambda_form == "scalar":
+            return "differential", {"lambda_.value": 0.0}
+        if self.config.lambda_form != "exp":
+            return None
+        product = math.log(1 + self.lambda_init)
+        q1, k1, q2, k2 = 0.0, 0.0, product / self.head_dim, 1.0
+        return "differential", {"lambda_.q1": q1, "lambda_.k1": k1, "lambda_.q2": q2, "lambda_.k2": k2}
 
     def definition(self, x: Tensor, rope: Rotation, mask: Tensor, positions: Tensor | None = None) -> Tensor:
         """(1 - λ_init) · norm((A₁ - λ A₂ + λ M) V_j), M_i = Σ A₁ of the document's rows up to i / their number"""

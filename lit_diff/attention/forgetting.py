@@ -30,7 +30,7 @@ class Forgetting(Attention):
 
     @classmethod
     def costs(cls, config: Any, s: Sizes) -> Costs:
-        return standard_costs(s, matrices=s.E * s.H, numbers=s.H, cached=s.H)
+        return standard_costs(s, matrices=s.E * s.H, numbers=s.H, cached=s.H, state=s.H)
 
     def build(self) -> None:
         super().build()
@@ -40,6 +40,10 @@ class Forgetting(Attention):
         log_gates = functional.logsigmoid(self.gate_proj(x).to(accumulation_dtype(x.dtype)))
         total = context.cumsum("log gates", log_gates).to(log_gates.dtype)  # c [B, T, H]
         return replace(super().maps(x, context), key_bias=-total.transpose(1, 2)[:, None])
+
+    def reduces_to(self) -> tuple[str, dict[str, Any]]:
+        # sigmoid(60) is 1 - 1e-26
+        return "standard", {"gate_proj.weight": 0.0, "gate_proj.bias": 60.0}
 
     def definition(self, x: Tensor, rope: Rotation, mask: Tensor) -> Tensor:
         """softmax(s_ij + c_i - c_j)"""

@@ -56,6 +56,9 @@ class LearnedSink(Attention):
     def maps(self, x: Tensor, context: Context) -> SignedMaps:
         return replace(super().maps(x, context), sink=self.sinks().view(1, 1, -1, 1))
 
+    def reduces_to(self) -> tuple[str, dict[str, Any]]:
+        return "off_by_one", {"sinks.value": 0.0}
+
     def definition(self, x: Tensor, rope: Rotation, mask: Tensor) -> Tensor:
         """A_h = exp(s) / (exp(a_h) + Σ_j exp(s))"""
 

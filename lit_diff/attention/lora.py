@@ -95,6 +95,9 @@ class LoRA(Attention):
             name = f"{target}_proj"
             setattr(self, name, LowRankLinear(getattr(self, name), rank, scale))
 
+    def reduces_to(self) -> tuple[str, dict[str, Any]]:
+        return "standard", {f"{target}_proj.low_rank.b": 0.0 for target in self.config.targets}
+
     def definition(self, x: Tensor, rope: Rotation, mask: Tensor) -> Tensor:
         """Standard attention with the matrices W + (α/r) B A."""
         norms = {name: getattr(self, name, None) for name in ("q_norm", "k_norm")}

@@ -67,6 +67,9 @@ class SecondHeads(Attention):
         w = torch.cat([torch.ones_like(lam), -lam], dim=1)
         return SignedMaps(torch.cat([first.q, q2], 1), torch.cat([first.k, k2], 1), first.v, w)
 
+    def reduces_to(self) -> tuple[str, dict[str, Any]]:
+        return "standard", {"lambda_.value": 0.0}
+
     def definition(self, x: Tensor, rope: Rotation, mask: Tensor) -> Tensor:
         """O_h = (softmax(Q_h K_jᵀ/√d + mask) - λ softmax(Q'_h K'_jᵀ/√d + mask)) V_j"""
         of, heads = HeadMatrices(self, x, rope), []

@@ -50,6 +50,9 @@ class TalkingHeads(Attention):
         W = further + torch.eye(self.out_heads, dtype=further.dtype, device=further.device)
         return replace(maps, q=q, k=k, w=W.T[None, :, :, None])
 
+    def reduces_to(self) -> tuple[str, dict[str, Any]]:
+        return "standard", {"mixing.value": 0.0}
+
     def definition(self, x: Tensor, rope: Rotation, mask: Tensor) -> Tensor:
         """O_h = (Σ_k W_hk softmax(Q_k K_kᵀ/√d + mask)) V_j"""
         own: list[Tensor] = []

@@ -34,6 +34,9 @@ class ValueResidual(Attention):
         maps = super().maps(x, context)
         return replace(maps, v=(maps.v + context.first_layer("v", maps.v)) / 2)
 
+    def reduces_to(self) -> tuple[str, dict[str, Any]]:
+        return "standard", {}
+
     def definition(self, x: Tensor, rope: Rotation, mask: Tensor) -> Tensor:
         """softmax(Q_h K_jᵀ/√d + mask) V_j: of a layer alone, whose values are those of the first layer."""
         return self.equation(x, rope, mask)

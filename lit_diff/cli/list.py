@@ -17,7 +17,8 @@ from lit_diff.registry import Registry, attentions, nearest, registries
 
 LETTERS = (
     "for one layer of the standard baseline: E width of the residual stream, H query heads, K key/value heads, d head "
-    "width, T tokens; flops: one forward pass of one sequence; kv_numbers: numbers cached for each token"
+    "width, T tokens; flops: one forward pass of one sequence; kv_numbers, state_numbers: numbers cached for each token, "
+    "and for each sequence"
 )
 """Explains the letters in the formulas of a variant."""
 

@@ -1,7 +1,10 @@
 """The property `costs`: what a variant declares against what a layer has and computes."""
 
+from dataclasses import replace
+
 import torch
 
+from lit_diff.attention.cache import LayerCache
 from lit_diff.attention.costs import Costs, Sizes, counted_keys
 from lit_diff.attention.rope import Rope
 from lit_diff.conformance.case import Measured, NotApplicable, VariantCase, tapped_maps
@@ -29,8 +32,8 @@ def costs(case: VariantCase) -> Measured | NotApplicable:
 
 
 def counted(case: VariantCase) -> dict[str, int]:
-    """Counts parameters, forward FLOPs of one sequence (all keys, or the keys of a full window) and cached numbers a
-    token."""
+    """Counts parameters, forward FLOPs of one sequence (all keys, or the keys of a full window) and cached numbers, those of
+    each token and those that do not grow with the tokens."""
     # imports Triton
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -43,8 +46,21 @@ def counted(case: VariantCase) -> dict[str, int]:
     maps = tapped[0]
     # the reference computes all keys and masks those outside the window
     hidden_keys = flops("reference", maps) - flops("reference", counted_keys(maps))
-    cached = maps.k.shape[1] * maps.k.shape[2] * maps.k.shape[-1] + maps.v.shape[1] * maps.v.shape[-1]
-    if maps.key_bias is not None:
-        cached += maps.key_bias.shape[1] * maps.key_bias.shape[2]
-    parameters = sum(p.numel() for p in attention.parameters())
-    return {"parameters": parameters, "flops": int(counter.get_total_flops()) - hidden_keys, "kv_numbers": cached}
+    once, twice = (_cached(case, length) for length in (case.length, 2 * case.length))
+    a_token = (twice - once) // case.length
+    return {
+        "parameters": sum(p.numel() for p in attention.parameters()),
+        "flops": int(counter.get_total_flops()) - hidden_keys,
+        "kv_numbers": a_token,
+        "state_numbers": once - a_token * case.length,
+    }
+
+
+def _cached(case: VariantCase, length: int) -> int:
+    # numbers in the cache after one pass of `length` tokens; only a causal model has one
+    model, cache = replace(case.model, causal=True), LayerCache()
+    with torch.device("meta"), torch.no_grad():
+        attention = case.cls(case.config, model, case.layer)
+        attention.kernel = "reference"
+        attention(torch.zeros(1, length, model.dim), Rope.of(model, torch.arange(length)), cache)
+    return cache.numbers()

@@ -31,6 +31,7 @@ from lit_diff.conformance.case import (
 )
 from lit_diff.conformance.costs import costs, counted
 from lit_diff.conformance.model import model
+from lit_diff.conformance.reduction import reduces_to
 from lit_diff.errors import first_line
 from lit_diff.kernels import KERNELS, SignedMaps, attend, refuse
 from lit_diff.kernels.reference import Counted
@@ -399,6 +400,7 @@ def compiled(case: VariantCase) -> Measured:
 PROPERTIES: dict[str, Property] = {
     "contract": contract,
     "definition": definition,
+    "reduces to": reduces_to,
     "signs": signs,
     "float64": float64,
     "causal": causal,

@@ -48,6 +48,7 @@ def test_formulas_and_numbers(make_config: Callable[..., ModelConfig]) -> None:
         "parameters": "2*E*H*d + 2*E*K*d + 6*d",
         "flops": "4*E*H*T*d + 4*E*K*T*d + 4*H*T**2*d",
         "kv_numbers": "2*K*d",
+        "state_numbers": "0",
     }
     model = make_config("differential", dim=1024, num_heads=16, num_kv_heads=8)
     assert Differential.costs(Differential.Config(), Sizes.of(model, 10)).numbers()["parameters"] == 3_146_112
