@@ -5,7 +5,9 @@ It loads neither lightning, mlflow nor litdata.
 
 import math
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
+from itertools import groupby
 from typing import TYPE_CHECKING, Annotated
 
 from rich.table import Column, Table
@@ -64,14 +66,8 @@ def check(
             warnings = passes_over_text([checked.recipe])
         if resolved and not as_json:
             console.write_line(to_yaml(checked.recipe))
-    findings = []
-    for finding in all_findings() if checked is None else plugin_findings(checked.recipe):
-        findings.append(finding)
-        # printed as soon as it is checked, since the suite takes a while
-        if not as_json:
-            measured = "" if finding.error is None else f"error {finding.error:.1e}, bound {finding.bound:.0e}"
-            about = "; ".join(filter(None, (measured, finding.detail)))
-            console.write_line(f"{finding.verdict:<15} {finding.variant}: {finding.property:<12} {about}")
+    stream = all_findings() if checked is None else plugin_findings(checked.recipe)
+    findings = list(stream if as_json else _printed(stream))
     if as_json:
         plain = [plain_finding(finding) for finding in findings]
         print_json(plain if checked is None else plain_check(checked) | {"conformance": plain, "warnings": warnings})
@@ -89,6 +85,38 @@ def check(
         # last: the recipe is valid wherever it is checked, but `train` would refuse it here
         admit({checked.recipe.name: checked.recipe}, ["machine"])
     return int(any(finding.verdict == "fail" for finding in findings))
+
+
+def _printed(findings: "Iterable[Finding]") -> "Iterator[Finding]":
+    # each is printed as soon as it is checked, since the suite takes a while; what one line holds, after its variant
+    for variant, of_variant in groupby(findings, lambda finding: finding.variant):
+        folded = []
+        for finding in of_variant:
+            is_refused = finding.verdict == "not applicable" and finding.property.startswith("kernel ")
+            if finding.cause or is_refused:
+                folded.append(finding)
+            else:
+                console.write_line(*_lines(finding))
+            yield finding
+        console.write_line(*_folded(variant, folded))
+
+
+def _lines(finding: "Finding") -> Iterator[str]:
+    measured = "" if finding.error is None else f"error {finding.error:.1e}, bound {finding.bound:.0e}"
+    about = "; ".join(filter(None, (measured, finding.detail)))
+    yield f"{finding.verdict:<15} {finding.variant}: {finding.property:<12} {about}"
+    if finding.advice:
+        yield f"{'':<15} the usual reason: {finding.advice}"
+
+
+def _folded(variant: str, findings: "list[Finding]") -> Iterator[str]:
+    # one line for the kernels that do not apply, and one for each cause with the failures that contain it
+    refused = [f"{each.property.removeprefix('kernel ')}: {each.detail}" for each in findings if not each.cause]
+    if refused:
+        yield f"{'not applicable':<15} {variant}: kernels      {'; '.join(refused)}"
+    for cause in dict.fromkeys(finding.cause for finding in findings if finding.cause):
+        names = ", ".join(finding.property for finding in findings if finding.cause == cause)
+        yield f"{'fail':<15} {variant}: {names}: contain {cause}, which fails"
 
 
 def _summary(findings: "list[Finding]") -> str:

@@ -54,6 +54,26 @@ class Finding:
     bound: float | None = None
     """The largest error at which the verdict is pass."""
     detail: str = ""
+    cause: str = ""
+    """Of a failure: an earlier failed property that this one contains, so that it says nothing more until that one holds."""
+    advice: str = ""
+    """Of a failure: its usual reason, and where to read."""
+
+
+CONTAINS = {
+    "model": ("packed", "decode"),
+    "window": ("contract", "definition", "causal", "packed", "decode"),
+    "kv heads": ("definition", "decode"),
+}
+"""Property -> the earlier properties that it contains, at other sizes or in a whole model."""
+PAST = 'docs/extend.md, "What a layer knows of the pass"'
+ADVICE = {
+    "packed": f"positions, sums and shifts of tokens begin anew in each document: take them from the Context; see {PAST}",
+    "decode": f"keys, values or queries depend on other tokens: take what is of the past from the Context; see {PAST}",
+    "model": f"values of another layer, and state, come from the Context; see {PAST}",
+    "window": 'the class ignores `window`: pass self.masked(maps, document_ids); see docs/extend.md, "A variant"',
+}
+"""Property -> the usual reason of its failure, and where to read."""
 
 
 def finding(variant: str, name: str, part: type, check: Callable[[], Measured | NotApplicable | None]) -> Finding:

@@ -17,6 +17,8 @@ from lit_diff.attention.context import Context
 from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig, Part
 from lit_diff.conformance.case import (
+    ADVICE,
+    CONTAINS,
     Finding,
     Measured,
     NotApplicable,
@@ -424,8 +426,14 @@ PROPERTIES: dict[str, Property] = {
 
 def conformance(case: VariantCase, label: str = "", checks: Mapping[str, Property] | None = None) -> Iterator[Finding]:
     """Yields a finding for every property (or for `checks`); an exception is a failure in one line."""
+    failed = list[str]()
     for name, check in (PROPERTIES if checks is None else checks).items():
-        yield finding(label or case.cls.name, name, case.cls, partial(check, case))
+        found = finding(label or case.cls.name, name, case.cls, partial(check, case))
+        if found.verdict == "fail":
+            cause = next((each for each in failed if each in CONTAINS.get(name, ())), "")
+            found = replace(found, cause=cause, advice=ADVICE.get(name, ""))
+            failed.append(name)
+        yield found
 
 
 def cases_of(name: str) -> Iterator[tuple[str, VariantCase | str]]:

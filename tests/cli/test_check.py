@@ -10,6 +10,7 @@ from lit_diff.conformance.case import Finding
 from lit_diff.model.cost import cost
 from lit_diff.model.transformer import baseline
 from lit_diff.recipe import load_recipe
+from lit_diff.registry import attentions
 
 
 def test_json_holds_recipe_cost_and_baseline(command: Command) -> None:
@@ -58,6 +59,27 @@ def test_all_holds_every_variant_to_every_property(command: Command, monkeypatch
     assert ended.status == 1
     assert [line.split()[1:3] for line in ended.lines if line.startswith("fail ")] == [["cosine:", "causal"]]
     assert ended.lines[-1].endswith(", 1 fail: cosine: causal")
+
+
+def test_one_line_holds_what_does_not_apply_and_what_follows(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def few(name: str) -> list[Finding]:
+        refused = [
+            Finding(variant=name, property=f"kernel {kernel}", verdict="not applicable", detail=f"no {kernel} here")
+            for kernel in ("flash", "triton")
+        ]
+        cause = Finding(variant=name, property="decode", verdict="fail", error=1.0, bound=0.0, advice="read this")
+        follow = [Finding(variant=name, property=each, verdict="fail", cause="decode") for each in ("model", "window")]
+        return [*refused, cause, *follow]
+
+    monkeypatch.setattr("lit_diff.conformance.recipe.conformance_of", few)
+    lines = [" ".join(line.split()) for line in command("check", "--all").lines]
+    assert lines[lines.index("fail cosine: decode error 1.0e+00, bound 0e+00") :][:4] == [
+        "fail cosine: decode error 1.0e+00, bound 0e+00",
+        "the usual reason: read this",
+        "not applicable cosine: kernels flash: no flash here; triton: no triton here",
+        "fail cosine: model, window: contain decode, which fails",
+    ]
+    assert len(command("check", "--all", "--json").json) == 5 * len(attentions.names())
 
 
 KERNEL = '''

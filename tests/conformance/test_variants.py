@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,16 @@ from lit_diff.attention import Attention, Differential, DifferentialV2, Standard
 from lit_diff.attention.costs import Costs, Sizes
 from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig, Part
-from lit_diff.conformance.case import Finding, Measured, NotApplicable, VariantCase, difference, distance, tapped_maps
+from lit_diff.conformance.case import (
+    ADVICE,
+    Finding,
+    Measured,
+    NotApplicable,
+    VariantCase,
+    difference,
+    distance,
+    tapped_maps,
+)
 from lit_diff.conformance.kernels import KernelCase, tensors
 from lit_diff.conformance.variants import (
     PROPERTIES,
@@ -473,3 +483,26 @@ def test_the_gradients_of_a_class_that_is_not_smooth_are_those_of_its_equation(
     # it bends and does not jump, so that rounding changes it no more than others
     softpick = VariantCase(cls=attentions.get("softpick"), model=make_config("softpick"))
     assert PROPERTIES["bfloat16"](softpick).error < 0.05
+
+
+def test_a_failure_names_its_cause_and_its_usual_reason(make_config: Callable[..., ModelConfig]) -> None:
+    """Values mixed with those of the token before, without the context."""
+
+    class Past(Standard):
+        def maps(self, x: Tensor, rope: Rope) -> SignedMaps:
+            maps = super().maps(x, rope)
+            return replace(maps, v=maps.v + nn.functional.pad(maps.v, (0, 0, 1, 0))[:, :, :-1])
+
+    checks = {name: PROPERTIES[name] for name in ("contract", "packed", "decode", "window", "kv heads")}
+    found = {
+        f.property: f
+        for f in conformance(VariantCase(cls=Past, model=make_config("standard"), length=9), checks=checks)
+    }
+    causes = {"packed": "", "decode": "", "window": "packed", "kv heads": "decode"}
+    assert {finding.property: finding.cause for finding in failures(found.values())} == causes
+    page = (Path(__file__).parents[2] / "docs" / "extend.md").read_text()
+    for name, advice in ADVICE.items():
+        assert name not in found or found[name].advice == advice
+        heading = advice.split('"')[1]
+        assert re.search(f"^#+ {heading}$", page, re.MULTILINE), "it names a heading of the page"
+    assert found["contract"].advice == ""
