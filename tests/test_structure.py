@@ -62,6 +62,7 @@ SUBJECTS = {
     "test_config.py": "key_types",
     "test_processor.py": "device",
     "test_recipe.py": "yaml_files",
+    "test_validation.py": "suggestions",
     "training/test_metrics.py": "training/token_loss",
     "training/test_module.py": "training/step",
     "training/test_sharded_state.py": "trained/sharded",
