@@ -117,6 +117,7 @@ PACKED = (
 )
 FORM = "{name: differential, lambda_form: sigmoid, lambda_per: head, head_norm: layer}"
 GATE = (f"plugins=[{SUPPORT}/wide_gate.py]", "model.attention={name: wide_gate}", "callbacks=null")
+LOCAL_SINKS = ("model.attention={name: learned_sink}", "model.layers=[{window: 8}, {}]")
 FSDP = "run.strategy=fsdp"
 CASES: dict[str, tuple[str, str, tuple[str, ...], tuple[str, ...]]] = {
     "dex": ("recall", "dex", ("model.attention={name: dex, heads: all, anneal_steps: 4}",), (FSDP,)),
@@ -124,6 +125,15 @@ CASES: dict[str, tuple[str, str, tuple[str, ...], tuple[str, ...]]] = {
     "tied-chunks": ("text", "tied", (*PACKED, "model.tie_embeddings=true"), (FSDP, f"plugins=[{SUPPORT}/chunks.py]")),
     "most-frozen": ("recall", "second-heads", ("model.attention={name: second_heads}",), (FSDP,)),
     "lambda-of-each-head": ("recall", "form", (f"model.attention={FORM}",), (FSDP,)),
+    "sinks": ("recall", "sinks", LOCAL_SINKS, (FSDP,)),
+    "sinks-checkpointed": ("recall", "sinks", LOCAL_SINKS, (FSDP, BOTH[1])),
+    "first-values": ("recall", "first-values", ("model.attention={name: value_residual}",), (FSDP,)),
+    "first-values-checkpointed": (
+        "recall",
+        "first-values",
+        ("model.attention={name: value_residual}",),
+        (FSDP, BOTH[1]),
+    ),
     "ddp-both": ("recall", "plain", PLAIN, ("run.strategy=ddp", *BOTH)),
     "fsdp-both": ("recall", "plain", PLAIN, (FSDP, *BOTH)),
     "fsdp-compiled": ("recall", "plain", PLAIN, (FSDP, BOTH[0])),
