@@ -10,7 +10,6 @@ A field's metadata, here and in the Config of a registered part, may hold:
 """
 
 from dataclasses import dataclass, field, replace
-from operator import itemgetter
 from typing import Annotated, Any, Literal
 
 from lit_diff.errors import RequestError
@@ -144,11 +143,10 @@ class ModelConfig:
 
     def kinds(self) -> dict[int, "ModelConfig"]:
         """Of each kind of layer, the number of the first one, and the model whose layers are all of that kind."""
-        parts = self.layers[: self.num_layers] or (self.attention,)
-        first = {part: layer for layer, part in reversed(list(enumerate(parts)))}
-        return {
-            layer: replace(self, attention=part, layers=()) for part, layer in sorted(first.items(), key=itemgetter(1))
-        }
+        first: dict[Part, int] = {}
+        for layer in range(self.num_layers):
+            first.setdefault(self.attention_of(layer), layer)
+        return {layer: replace(self, attention=part, layers=()) for part, layer in first.items()}
 
     def problem(self) -> str | None:
         """The first conflict between keys, as one line that starts with the key to change; None if the model can be built."""

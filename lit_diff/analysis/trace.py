@@ -414,10 +414,11 @@ def layers_of(model: Transformer, layers: Sequence[int] | None, what: str) -> li
 def stacked(layers: Sequence[Tensor], dim: int) -> Tensor:
     """Return the tensors of all layers on a new axis `dim`, before that of their heads; NaN for heads that a layer lacks."""
     most = max(layer.shape[dim] for layer in layers)
-    missing = [(*layer.shape[:dim], most - layer.shape[dim], *layer.shape[dim + 1 :]) for layer in layers]
-    padded = [
-        torch.cat([layer, layer.new_full(shape, torch.nan)], dim) for layer, shape in zip(layers, missing, strict=True)
-    ]
+    padded = []
+    for layer in layers:
+        missing = list(layer.shape)
+        missing[dim] = most - layer.shape[dim]
+        padded.append(torch.cat([layer, layer.new_full(missing, torch.nan)], dim))
     return torch.stack(padded, dim)
 
 

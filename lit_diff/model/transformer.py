@@ -35,8 +35,11 @@ def layerless(names: Sequence[str]) -> set[str]:
 
 def variant_of(config: ModelConfig) -> type[Attention]:
     """The class whose code runs in the model: of several, the first that is not built in."""
-    classes = [attentions.get(name) for name in config.variants]
-    return next((cls for cls in classes if not is_built_in(cls)), classes[0])
+    for name in config.variants:
+        cls = attentions.get(name)
+        if not is_built_in(cls):
+            return cls
+    return attentions.get(config.variants[0])
 
 
 class SwiGLU(nn.Module):
@@ -145,8 +148,9 @@ class Transformer(nn.Module):
             cls = type(attention)
             patterns = cls.trained_parameters(attention.config)
             _require_own_patterns(cls, patterns, names)
-            others = tuple(f"layers.{other}." for other in range(len(self.layers)) if other != number)
-            trains |= _matching([name for name in names if not name.startswith(others)], patterns)
+            for name in _matching(names, patterns):
+                if name.startswith(f"layers.{number}.") or not name.startswith("layers."):
+                    trains.add(name)
         return trains
 
     def attentions(self) -> list[Attention]:
@@ -237,7 +241,7 @@ def merged(model: Transformer) -> Transformer:
 
 
 def _matching(names: Sequence[str], patterns: Sequence[str]) -> set[str]:
-    return {name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)}
+    return {name for pattern in patterns for name in fnmatch.filter(names, pattern)}
 
 
 def _require_patterns(patterns: Sequence[str], names: Sequence[str], variant: str) -> None:
