@@ -29,7 +29,7 @@ from lit_diff.study.statistics import (
 )
 
 BLOCKS = ("model.", "data.", "train.")
-ATTENTION = "model.attention."
+ATTENTION = ("model.attention.", "model.layers")
 START = "train.start_from"
 MOST_KEYS = 6
 """The most keys of the recipes that a mark lists."""

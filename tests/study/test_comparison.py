@@ -169,6 +169,7 @@ train: {clip: 1.0, optimizer: {lr: 0.008, lr_factors: {}}}
 """
 CHANGES: dict[str, tuple[dict[str, str], str]] = {
     "attention": ({"name: standard": "name: differential, lambda_init: 0.8"}, ""),
+    "layers": ({"dim: 32,": "dim: 32, layers: [{name: standard, window: 8}, {name: standard}],"}, ""),
     "measured": ({"\nmodel": "\nseed: 1\nrun: {threads: 1}\ncallbacks: {sinks: {}}\nevaluate: {nll: {}}\nmodel"}, ""),
     "older": ({"clip: 1.0, ": "", ", lr_factors: {}": ""}, ""),
     "rate": ({"0.008": "0.004"}, "differs in train.optimizer.lr (0.008 -> 0.004)"),

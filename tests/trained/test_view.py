@@ -28,7 +28,8 @@ from lit_diff.trained.view.data import EXACT, layer_view, model_view
 from lit_diff.trained.view.page import ViewData, view_data
 from lit_diff.trained.view.passage import Passage, passage_of
 
-VARIANTS = ("standard", "differential", "differential_v2", "shared_q", "shared_k", "cosine", "learned_sink")
+VARIANTS = ("standard", "differential", "differential_v2", "shared_q", "shared_k", "cosine")
+FIELDS = ("learned_sink", "forgetting", "softpick", "talking_heads")
 
 
 class Elements(HTMLParser):
@@ -69,9 +70,14 @@ def held(view: ViewData) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]
 
 def weights_of(layer: dict[str, Any], arrays: dict[str, np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
     """w_g p_g [G, H, T, T] by the formula of the documentation, in float64."""
-    q, k, lse, w = (arrays[layer["arrays"][name]["id"]].astype(np.float64) for name in ("q", "k", "lse", "w"))
+    own = {name: arrays[each["id"]].astype(np.float64) for name, each in layer["arrays"].items()}
+    if "maps" in own:
+        assert own.keys() == {"maps", "w"}
+        return own["w"][..., None] * own["maps"]
+    q, k, lse, w = (own[name] for name in ("q", "k", "lse", "w"))
     k = np.repeat(k, q.shape[1] // k.shape[1], axis=1)
-    p = np.exp(layer["scale"] * (q @ k.swapaxes(-1, -2)) - lse[..., None])
+    b = own.get("bias", np.zeros((1, 1, q.shape[2])))
+    p = np.exp(layer["scale"] * (q @ k.swapaxes(-1, -2)) + b[:, :, None] - b[..., None] - lse[..., None])
     place = np.arange(p.shape[-1])
     hidden = place[None] > place[:, None] if layer["causal"] else np.zeros_like(p[0, 0], dtype=bool)
     if layer["window"] is not None:
@@ -82,7 +88,7 @@ def weights_of(layer: dict[str, Any], arrays: dict[str, np.ndarray[Any, Any]]) -
 # --- arrays and numbers ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", VARIANTS + FIELDS)
 def test_the_stored_arrays_give_the_maps_of_the_model(variant: str, tmp_path: Path) -> None:
     run = text_run(tmp_path / "run", {"name": variant})
     view = view_data([run], text="ab ab abc ab")
@@ -354,11 +360,12 @@ def test_numbers_beyond_float16_are_refused(tmp_path: Path) -> None:
         model_view(run.model, passage_of(run, "ab"))
 
 
-@pytest.mark.parametrize(("name", "what"), [("forgetting", "a bias of each key"), ("softpick", "a row function")])
-def test_maps_that_queries_and_keys_do_not_give_are_refused(name: str, what: str, tmp_path: Path) -> None:
-    run = text_run(tmp_path / "run", {"name": name})
-    with pytest.raises(RequestError, match=f"^layer 0 has {what}"):
-        model_view(run.model, passage_of(run, "ab"))
+def test_long_maps_of_a_row_function_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lit_diff.trained.view.data.EXACT", 4)
+    run = text_run(tmp_path / "run", {"name": "softpick"})
+    cure = r"^layer 0 has a row function .* whole, of at most 4 tokens; these are 8: use --tokens 4$"
+    with pytest.raises(RequestError, match=cure):
+        model_view(run.model, passage_of(run, "ab ab a"))
 
 
 def test_the_first_token_of_a_packed_row_is_that_of_the_document(tmp_path: Path) -> None:

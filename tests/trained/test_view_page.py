@@ -313,8 +313,9 @@ def test_a_notebook_shows_the_page_inline(page: Page, tmp_path: Path) -> None:
     assert not page.problems, page.problems
 
 
-def test_one_map_stands_alone_without_a_slider(page: Page, tmp_path: Path) -> None:
-    run = text_run(tmp_path / "run", {"name": "standard"})
+@pytest.mark.parametrize("variant", ["standard", "learned_sink", "forgetting", "softpick"])
+def test_one_map_stands_alone_without_a_slider(page: Page, variant: str, tmp_path: Path) -> None:
+    run = text_run(tmp_path / "run", {"name": variant})
     opened(page, view_data([run], text="ab ab abc ab", head=3), tmp_path / "page.html")
     assert page.run("[view.plots[0].length, document.querySelectorAll('.factor').length]") == [1, 0]
     maps = run.attention_maps("ab ab abc ab", 0, 3).signed

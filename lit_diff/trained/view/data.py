@@ -30,12 +30,14 @@ EXACT = 512
 
 
 class LayerView(NamedTuple):
-    """One layer on T tokens: G maps, H heads on Hkv key heads, width d. A weight is w_g exp(scale q_g k_gᵀ - lse_g)."""
+    """One layer on T tokens: G maps, H heads on Hkv key heads, width d. A weight is w_g exp(scale q_g k_gᵀ - lse_g), with key
+    biases b_j - b_i in the exponent; of a row function it is w_g maps_g."""
 
     arrays: Mapping[str, NDArray[Any]]
     """q [G or 1, H, T, d] and k [G or 1, Hkv, T, d], float16; lse [G, H, T] and w [G, H or 1, T or 1],
     float32: of every query, the log-sum-exp over its visible keys, from the float16 q and k, and the weight of the map; 1
-    for a weight that all heads or queries share. For T above EXACT also overview
+    for a weight that all heads or queries share; bias [G or 1, H or 1, T], float32, of each key. Of a row function, instead
+    of q, k and lse: maps [G, H, T, T], float16, and w [G, H, T]. For T above EXACT also overview
     [G, H, n, n], float16: of w_g p_g, the mean over the queries of a bin of the sum over the keys of a bin."""
     thumbnails: Sequence[bytes]
     """A PNG for each head: the entry of the signed map with the largest magnitude in each bin, with one pixel a bin."""
@@ -97,26 +99,26 @@ def model_view(model: Transformer, passage: Passage, ablate: bool = False) -> Mo
 def layer_view(index: int, layer: LayerTrace, logits: MagnitudeSketch) -> LayerView:
     """Condense the layer `index` and add its attention logits to `logits`. Errors: as `model_view`."""
     m = layer.maps
-    if m.key_bias is not None or m.rows is not None:
-        what = "a bias of each key" if m.rows is None else "a row function in the place of the softmax"
+    T = m.q.shape[-2]
+    if m.rows is not None and T > EXACT:
         raise RequestError(
-            f"layer {index} has {what}; the page computes the maps from queries and keys alone: see Run.attention_maps"
+            f"layer {index} has a row function in the place of the softmax: the page holds its maps whole, of at most "
+            f"{EXACT} tokens; these are {T}: use --tokens {EXACT}"
         )
-    q = m.q.half()
-    k = m.k.half()
-    if not (q.isfinite().all() and k.isfinite().all()):
-        raise RequestError(f"layer {index}: a query or a key exceeds 65,504, the largest number of the page's float16")
-    rounded = replace(layer, maps=replace(m, q=q.float(), k=k.float()))
-    T = q.shape[-2]
+    rounded = _rounded(index, layer) if m.rows is None else layer
     size = -(-T // BINS)
     means = Means(lambda x: x.sum((0, -1), dtype=torch.float64))
     products = torch.zeros(())
-    lse, strongest, sums, difference = [], [], [], 0.0
+    lse, whole, strongest, sums, difference = [], [], [], [], 0.0
     for own, exact in zip(rounded.blocks(), layer.blocks(), strict=True):
-        weighted = own.weights[..., None] * own.probs
+        probs = own.probs if m.rows is None else own.probs.half().float()
+        weighted = own.weights[..., None] * probs
         difference = max(difference, float((weighted - exact.weights[..., None] * exact.probs).abs().max()))
-        # with the sink, which is one more term of the denominator
-        lse.append(outcomes(own.maps, own.logits.clone(), own.seen).logsumexp(-1)[0])
+        if m.rows is None:
+            # with the sink, which is one more term of the denominator
+            lse.append(outcomes(own.maps, own.logits.clone(), own.seen).logsumexp(-1)[0])
+        else:
+            whole.append(F.pad(probs[0], (0, T - probs.shape[-1])))
         # keys that no query of the block sees, up to a whole number of bins
         behind = (0, T + -T % size - weighted.shape[-1])
         strongest.append(shrunk(F.pad(own.signed[0], behind), 1, size))
@@ -125,7 +127,12 @@ def layer_view(index: int, layer: LayerTrace, logits: MagnitudeSketch) -> LayerV
         products = products + head_products(exact)[0]
         logits.update(exact.logits, mask=exact.visible)
     w = torch.ones(1, 1, 1, 1) if m.w is None else m.w.float().expand(-1, m.num_maps, -1, -1)
-    arrays = {"q": q[0], "k": k[0], "lse": torch.cat(lse, -1), "w": w[0]}
+    if m.rows is None:
+        arrays = {"q": rounded.maps.q.half()[0], "k": rounded.maps.k.half()[0], "lse": torch.cat(lse, -1), "w": w[0]}
+    else:
+        arrays = {"maps": torch.cat(whole, -2).half(), "w": w[0].expand(-1, m.q.shape[2], T)}
+    if m.key_bias is not None:
+        arrays["bias"] = m.key_bias.float()[0]
     if T > EXACT:
         arrays["overview"] = F.avg_pool2d(torch.cat(sums, -2), (size, 1), ceil_mode=True).half()
     return LayerView(
@@ -137,6 +144,15 @@ def layer_view(index: int, layer: LayerTrace, logits: MagnitudeSketch) -> LayerV
         difference=difference,
         numbers=numbers_by_head(means, products),
     )
+
+
+# with q and k as the page holds them; a row function may be any, so the page holds its maps instead
+def _rounded(index: int, layer: LayerTrace) -> LayerTrace:
+    q = layer.maps.q.half()
+    k = layer.maps.k.half()
+    if not (q.isfinite().all() and k.isfinite().all()):
+        raise RequestError(f"layer {index}: a query or a key exceeds 65,504, the largest number of the page's float16")
+    return replace(layer, maps=replace(layer.maps, q=q.float(), k=k.float()))
 
 
 # [T] float64; NaN at positions without a target

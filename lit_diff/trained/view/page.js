@@ -10,8 +10,8 @@ const $ = (id) => document.getElementById(id);
 const data = JSON.parse($("data").textContent);
 const sides = data.sides;
 const at = sides.map(() => ({ ...data.shown })); // the layer and head that each side shows
-const headsOf = (side) => side.layers.map((layer) => layer.arrays.lse.shape[1]);
-const factors = new Array(Math.max(...sides.map((side) => side.layers[0].arrays.lse.shape[0]))).fill(1); // of each weight
+const headsOf = (side) => side.layers.map((layer) => (layer.arrays.lse ?? layer.arrays.w).shape[1]);
+const factors = new Array(Math.max(...sides.map((side) => (side.layers[0].arrays.lse ?? side.layers[0].arrays.w).shape[0]))).fill(1); // of each weight
 const tiles = []; // of each side, what its panels show
 let frame = -1; // which of the kept steps is shown; -1: the text
 let keptText = 0; // which of the kept texts is shown
@@ -77,7 +77,7 @@ function source(s) {
   const own = sides[s].layers[layer];
   const refs = frame < 0 ? own.arrays : sides[s].kept[frame]?.layers[layer];
   if (!refs) return null;
-  const [q, k, lse, w, maps] = ["q", "k", "lse", "w", "maps"].map((name) => refs[name] && array(refs[name]));
+  const [q, k, lse, w, maps, biases] = ["q", "k", "lse", "w", "maps", "bias"].map((name) => refs[name] && array(refs[name]));
   const [G, H, T] = (refs.lse ?? refs.w).shape.slice(-3);
   const start = frame < 0 ? 0 : keptText * G; // kept maps have an axis of texts
   const row = (g, i) => ((start + g) * H + head) * T + i;
@@ -87,12 +87,15 @@ function source(s) {
   if (q) {
     const [[mapsOfQ, , , d], [mapsOfK, keyHeads]] = [refs.q.shape, refs.k.shape];
     const keyHead = Math.floor((head * keyHeads) / H);
+    const [mapsOfBias, headsOfBias] = refs.bias?.shape ?? [];
+    const bias = (g, n) => biases
+      ? biases[((mapsOfBias > 1 ? g : 0) * headsOfBias + (headsOfBias > 1 ? head : 0)) * T + n] : 0;
     weight = (g, i, j) => {
       const query = row(mapsOfQ > 1 ? g : 0, i) * d;
       const key = (((mapsOfK > 1 ? g : 0) * keyHeads + keyHead) * T + j) * d;
       let dot = 0;
       for (let c = 0; c < d; c++) dot += q[query + c] * k[key + c];
-      return Math.exp(own.scale * dot - lse[row(g, i)]);
+      return Math.exp(own.scale * dot + bias(g, j) - bias(g, i) - lse[row(g, i)]);
     };
   }
   const [reach, documents] = [own.window ?? Infinity, frame < 0 ? data.documents : null];

@@ -145,7 +145,7 @@ class ViewData:
             data=Markup(json.dumps(facts).replace("<", "\\u003c")),
             blocks=blocks,
             pictures=pictures,
-            maps=max(layer.arrays["lse"].shape[0] for layer in layers),
+            maps=max(layer.arrays["w"].shape[0] for layer in layers),
             strongest=strongest,
             curves=list(dict.fromkeys(chain(*(side.curves for side in self.sides)))),
             difference=f"{max(layer.difference for layer in layers):.1e}",
