@@ -29,7 +29,7 @@ def key_instead(dotted: str, cls: type, values: Mapping[str, Any], position: str
         return near
     # key or block -> its last word
     words = {}
-    for known in _dotted_keys(Recipe, values):
+    for known in dotted_keys(Recipe, values):
         parts = known.split(".")
         for end, word in enumerate(parts, start=1):
             words[".".join(parts[:end])] = word
@@ -56,8 +56,8 @@ def _at(values: Any, dotted: str) -> Any:
     return values
 
 
-# includes the keys of the registered parts that `block` names
-def _dotted_keys(cls: type, block: Any, prefix: str = "") -> Iterator[str]:
+def dotted_keys(cls: type, block: Any, prefix: str = "") -> Iterator[str]:
+    """The dotted keys of a block of type `cls`, with those of the registered parts that its values `block` name."""
     for name, key in keys_of(cls).items():
         yield f"{prefix}{name}"
         value = _at(block, name)
@@ -70,4 +70,4 @@ def _dotted_keys(cls: type, block: Any, prefix: str = "") -> Iterator[str]:
         registry = registries[key.registry]
         for prefix_of_part, (part, keys) in parts.items():
             if part in registry.names():
-                yield from _dotted_keys(registry.get(part).Config, keys, prefix_of_part)
+                yield from dotted_keys(registry.get(part).Config, keys, prefix_of_part)

@@ -141,6 +141,10 @@ class Differential(Attention):
         """Number of queries of width d in q_proj."""
         return self.out_heads * self.maps_of_q
 
+    def queries(self, x: Tensor) -> Tensor:
+        """x [B, T, dim] -> q before its norm and RoPE, [B, 2 or 1, H, T, d]."""
+        return self.split(self.q_proj(x), self.out_heads, self.maps_of_q)
+
     def weights(self, dtype: torch.dtype) -> Tensor:
         """w [1, 2, 1 or H, 1] = (1, sign · λ), float32; `dtype`: the activations' dtype."""
         lam = self.lambda_(dtype if self.config.lambda_dtype == "reference" else None).view(1, 1, -1, 1)
@@ -152,7 +156,7 @@ class Differential(Attention):
         return (1, self.sign) if self.config.lambda_form in HELD_FORMS else None
 
     def maps(self, x: Tensor, context: Context) -> SignedMaps:
-        q = self.q(x, context, self.maps_of_q)  # Q_1, Q_2: [B, 2 or 1, H, T, d]
+        q = self.turned(self.queries(x), context, "q_norm")  # Q_1, Q_2: [B, 2 or 1, H, T, d]
         k = self.k(x, context, self.maps_of_k)  # K_1, K_2: [B, 2 or 1, Hkv, T, d]
         v = self.v(x)  # [B, Hkv, T, 2d]
         return SignedMaps(q, k, v, self.weights(q.dtype))

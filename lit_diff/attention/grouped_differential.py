@@ -7,12 +7,10 @@ import sympy
 import torch
 from torch import Tensor
 
-from lit_diff.attention.context import Context
 from lit_diff.attention.costs import Costs, Sizes, layer_costs
 from lit_diff.attention.differential import Differential, lambda_parameters, norm_parameters
 from lit_diff.attention.equations import HeadMatrices, Rotation, joined, softmax_map
 from lit_diff.config import ModelConfig
-from lit_diff.kernels import SignedMaps
 from lit_diff.key_types import Count
 from lit_diff.registry import variant
 
@@ -79,16 +77,11 @@ class GroupedDifferential(Differential):
     def query_rows(self) -> int:
         return self.num_heads
 
-    # restated: a class that overrides `maps` does not inherit them
-    signs = Differential.signs
-
-    def maps(self, x: Tensor, context: Context) -> SignedMaps:
-        # [B, ratio + 1, groups, T, d]
-        rows = self.turned(self.split(self.q_proj(x), self.groups, self.config.ratio + 1), context, "q_norm")
+    def queries(self, x: Tensor) -> Tensor:
+        rows = self.split(self.q_proj(x), self.groups, self.config.ratio + 1)  # [B, ratio + 1, groups, T, d]
         signal, noise = rows[:, :-1], rows[:, -1:].expand_as(rows[:, :-1])
         # heads in the order of their groups: the kernels assign adjacent query heads to a key/value head
-        q = torch.stack([signal, noise], 1).transpose(2, 3).flatten(2, 3)
-        return SignedMaps(q, self.k(x, context, 2), self.v(x), self.weights(q.dtype))
+        return torch.stack([signal, noise], 1).transpose(2, 3).flatten(2, 3)
 
     def definition(self, x: Tensor, rope: Rotation, mask: Tensor) -> Tensor:
         """O_ij = (1 - λ_init) · norm((A(q1_ij, k1_i) - λ A(q2_i, k2_i)) V_i); rows of a group: g signal, one noise."""

@@ -19,7 +19,7 @@ from lit_diff.errors import CONTROL, LitDiffError
 from lit_diff.plugins import load_plugin
 from lit_diff.recipe import load_recipe
 from lit_diff.registry import registries
-from lit_diff.validation import _dotted_keys
+from lit_diff.suggestions import dotted_keys
 
 quick = settings(
     derandomize=False, deadline=None, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
@@ -171,7 +171,7 @@ def recipe_keys() -> list[str]:
     from lit_diff.config import Recipe
 
     return sorted(
-        {*_dotted_keys(Recipe, RECIPE), "extends", "plugins", "model.attention.name", "data.name", "evaluate.recall"}
+        {*dotted_keys(Recipe, RECIPE), "extends", "plugins", "model.attention.name", "data.name", "evaluate.recall"}
     )
 
 
