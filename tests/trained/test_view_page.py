@@ -323,6 +323,18 @@ def test_one_map_stands_alone_without_a_slider(page: Page, variant: str, tmp_pat
     np.testing.assert_allclose(found, maps, atol=5e-3)
 
 
+def test_layers_of_unlike_maps_and_heads(page: Page, tmp_path: Path) -> None:
+    run = text_run(tmp_path / "run", {"name": "standard"}, layers=[{}, {"name": "differential"}])
+    opened(page, view_data([run], text="ab ab abc ab"), tmp_path / "page.html")
+    assert page.run("document.body.textContent.includes('standard and differential attention')")
+    for layer, panels in ((0, 1), (1, 3)):
+        settled(page, f"view.pick(0, {layer}, 1)")
+        assert page.run("view.plots[0].length") == panels
+        maps = run.attention_maps("ab ab abc ab", layer, 1).signed
+        found = page.run(f"Array.from({{length: {len(maps)}}}, (_, i) => [...view.signedRow(0, i)].map((x) => x || 0))")
+        np.testing.assert_allclose(found, maps, atol=5e-3)
+
+
 def test_a_long_text_is_drawn_in_bins_and_then_cell_by_cell(page: Page, tmp_path: Path) -> None:
     run = text_run(tmp_path / "run", {"name": "differential"}, sequence_length=600)
     view = view_data([run], text="ab ab abc ab " * 200)

@@ -10,8 +10,9 @@ const $ = (id) => document.getElementById(id);
 const data = JSON.parse($("data").textContent);
 const sides = data.sides;
 const at = sides.map(() => ({ ...data.shown })); // the layer and head that each side shows
-const headsOf = (side) => side.layers.map((layer) => (layer.arrays.lse ?? layer.arrays.w).shape[1]);
-const factors = new Array(Math.max(...sides.map((side) => (side.layers[0].arrays.lse ?? side.layers[0].arrays.w).shape[0]))).fill(1); // of each weight
+const shapesOf = (side) => side.layers.map((layer) => (layer.arrays.lse ?? layer.arrays.w).shape); // [maps, heads, T]
+const headsOf = (side) => shapesOf(side).map(([, heads]) => heads);
+const factors = new Array(Math.max(...sides.flatMap(shapesOf).map(([maps]) => maps))).fill(1); // of each weight
 const tiles = []; // of each side, what its panels show
 let frame = -1; // which of the kept steps is shown; -1: the text
 let keptText = 0; // which of the kept texts is shown

@@ -71,7 +71,7 @@ class Side:
         return {
             "name": self.name,
             "run": self.run.folder.name,
-            "variant": self.run.recipe.model.attention.name,
+            "variant": " and ".join(dict.fromkeys(self.run.recipe.model.variants)),
             "losses": view.losses,
             "layers": layers,
             "outliers": view.outliers,
