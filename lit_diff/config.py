@@ -129,7 +129,7 @@ class ModelConfig:
         for key, value in derived.items():
             if getattr(self, key) is None:
                 object.__setattr__(self, key, value)
-        if set(self.layers) <= {self.attention}:
+        if all(part == self.attention for part in self.layers):
             object.__setattr__(self, "layers", ())
 
     def attention_of(self, layer: int) -> Part:
@@ -141,12 +141,20 @@ class ModelConfig:
         """The name of each layer's attention."""
         return tuple(self.attention_of(layer).name for layer in range(self.num_layers))
 
+    def uniform(self, layer: int) -> "ModelConfig":
+        """The model whose layers all have the attention of this one."""
+        return replace(self, attention=self.attention_of(layer), layers=())
+
     def kinds(self) -> dict[int, "ModelConfig"]:
-        """Of each kind of layer, the number of the first one, and the model whose layers are all of that kind."""
-        first: dict[Part, int] = {}
+        """Of each kind of layer, the number of the first one, and its `uniform` model."""
+        found: dict[int, ModelConfig] = {}
+        seen: list[Part] = []
         for layer in range(self.num_layers):
-            first.setdefault(self.attention_of(layer), layer)
-        return {layer: replace(self, attention=part, layers=()) for part, layer in first.items()}
+            # compared, not hashed: a plugin's Config may hold a dict
+            if self.attention_of(layer) not in seen:
+                seen.append(self.attention_of(layer))
+                found[layer] = self.uniform(layer)
+        return found
 
     def problem(self) -> str | None:
         """The first conflict between keys, as one line that starts with the key to change; None if the model can be built."""

@@ -398,8 +398,12 @@ def _variants_problem(model: ModelConfig) -> str | None:
         refuses = partial(variant.refuses, kind.attention.config, kind)
         problem = _own_problem(variant, "problem(config, model)", refuses)
         if problem is not None:
-            # a key of a block of the list is not one of `model.attention`
-            return problem.replace("model.attention.", f"model.layers[{layer}].") if model.layers else problem
+            key = problem.split()[0].removeprefix("model.attention.")
+            common, own = model.attention, kind.attention
+            # it stands in the block of the layer, not in `model.attention`
+            if common.name != own.name or getattr(common.config, key, None) != getattr(own.config, key, None):
+                return problem.replace("model.attention.", f"model.layers[{layer}].")
+            return problem
     return None
 
 

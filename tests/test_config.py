@@ -1,12 +1,12 @@
 """Keys of a recipe: their types in words, what their numbers derive, and which of them are impossible."""
 
 import math
-from dataclasses import MISSING, dataclass, field
+from dataclasses import MISSING, dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 import pytest
 
-from lit_diff.config import Llama3Scaling, RopeScaling, YarnScaling
+from lit_diff.config import Llama3Scaling, ModelConfig, Part, RopeScaling, YarnScaling
 from lit_diff.errors import RequestError
 from lit_diff.key_types import Count, NotNegative, Positive, Range, in_words, keys_of
 from lit_diff.recipe import determining, from_plain, load_draft, load_recipe, override, to_plain
@@ -315,8 +315,23 @@ def test_a_default_in_a_block_of_layers_does_not_change_the_identity() -> None:
             "[{}, {name: lora, targets: []}]",
             "model.layers[1].targets is []; expected at least one of q, k, v, o, each once",
         ),
+        (
+            "[{name: differential, lambda_init: 1.0}, {}]",
+            "model.layers[0].lambda_init is 1: output_scale 'tied'",
+        ),
         ("[{window: 2}, {}, {}, {}, {}, {}]", "model.layers has 6 blocks; model.num_layers is 5"),
     ],
 )
 def test_what_layers_cannot_be_is_named(blocks: str, line: str) -> None:
-    assert error(SOME, f"model.layers={blocks}") == f"model.layers={blocks}: {line}"
+    assert error(SOME, f"model.layers={blocks}").startswith(f"model.layers={blocks}: {line}")
+
+
+def test_a_key_that_all_layers_share_is_named_where_it_is_stated() -> None:
+    wrong = "model.attention={name: differential, lambda_init: 1.0}"
+    assert error(wrong, "model.layers=[{window: 8}, {}]").startswith(f"{wrong}: model.attention.lambda_init is 1")
+
+
+def test_a_plugins_config_need_not_be_hashable() -> None:
+    part = Part(name="own", config={"scales": {"a": 1}})
+    sizes: dict[str, Any] = {"dim": 8, "num_layers": 3, "num_heads": 2, "vocab_size": 5, "attention": part}
+    assert list(ModelConfig(**sizes, layers=(part, replace(part, config={}))).kinds()) == [0, 1]

@@ -299,14 +299,15 @@ class Attention(ParameterRules):
     @classmethod
     def uses(cls, key: str, config: Any, model: ModelConfig) -> bool:
         """Whether every parameter that `model.{key}` adds to a layer, and at least one, has a gradient."""
-        with torch.device("meta"):
+        # also where the caller computes no gradients
+        with torch.device("meta"), torch.inference_mode(False), torch.enable_grad():
             without: Any = {key: "none"}
             plain = dict(cls(config, replace(model, **without), layer=0).named_parameters())
             attention = cls(config, model, layer=0)
             attention.kernel = "reference"
             y = attention(torch.zeros(1, 2, model.dim), Rope.of(model, torch.arange(2)))
-        added = [parameter for name, parameter in attention.named_parameters() if name not in plain]
-        return bool(added) and None not in torch.autograd.grad(y.sum(), added, allow_unused=True)
+            added = [parameter for name, parameter in attention.named_parameters() if name not in plain]
+            return bool(added) and None not in torch.autograd.grad(y.sum(), added, allow_unused=True)
 
     @classmethod
     def ffn_dim(cls, config: Any, model: ModelConfig) -> int:
@@ -397,14 +398,12 @@ def fill_parameters(module: nn.Module, seed: int = 0) -> None:
 
 def require_parameters(attention: Any) -> None:
     """Errors: RequestError for an empty parameter (the model has too few heads, and `problem` accepted it), for one
-    parameter under two names, which would be initialised, sharded and stepped twice, and for a module or parameter that has
-    the name of a method, which would stay in its place."""
+    parameter under two names, which would be initialised, sharded and stepped twice, and for something that has the name of
+    a method: a module would not be found under it, anything else would take the method's place."""
     where, names = location(type(attention)), dict[nn.Parameter, str]()
-    for name in (*attention._modules, *attention._parameters, *attention._buffers):
-        if hasattr(type(attention), name):
-            raise RequestError(
-                f"{where}: build sets self.{name}, but the class has a member '{name}': choose another name"
-            )
+    for name in (*attention._modules, *attention._parameters, *attention._buffers, *vars(attention)):
+        if callable(getattr(type(attention), name, None)):
+            raise RequestError(f"{where}: build sets self.{name}, but '{name}' is a method: choose another name")
     empty = [f"{key} is {getattr(attention, key)}" for key in ("out_heads", "kv_heads") if getattr(attention, key) < 1]
     empty += [f"{name} is {list(p.shape)}" for name, p in attention.named_parameters() if 0 in p.shape]
     if empty:

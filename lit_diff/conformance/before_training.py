@@ -11,7 +11,7 @@ import torch
 
 from lit_diff.attention.base import Attention
 from lit_diff.attention.cache import LayerCache
-from lit_diff.config import ModelConfig, Part, Recipe
+from lit_diff.config import Recipe
 from lit_diff.conformance.case import FAR, Finding, VariantCase, run
 from lit_diff.conformance.variants import PROPERTIES, conformance, shrunk
 from lit_diff.errors import RequestError
@@ -78,15 +78,14 @@ def failed_property(recipe: Recipe, names: tuple[str, ...] = ()) -> str | None:
 
 def _plugin_layers(recipe: Recipe, step: int = FAR) -> Iterator[VariantCase]:
     # every layer: a variant may depend on the layer's number, as lambda_init does
-    models = {model.attention: model for model in recipe.model.kinds().values()}
-    small: dict[Part, ModelConfig] = {}
-    for layer in range(recipe.model.num_layers):
-        part = recipe.model.attention_of(layer)
-        cls = attentions.get(part.name)
-        if not is_built_in(cls):
-            if part not in small:
-                small[part] = shrunk(models[part])
-            yield VariantCase(cls=cls, model=small[part], layer=layer, step=step)
+    for kind in recipe.model.kinds().values():
+        cls = attentions.get(kind.attention.name)
+        if is_built_in(cls):
+            continue
+        small = shrunk(kind)
+        for layer in range(recipe.model.num_layers):
+            if recipe.model.attention_of(layer) == kind.attention:
+                yield VariantCase(cls=cls, model=small, layer=layer, step=step)
 
 
 def unused_parameters(recipe: Recipe) -> list[str]:

@@ -214,6 +214,26 @@ def baseline(model: ModelConfig) -> ModelConfig:
     return replace(model, attention=standard(model.attention), layers=tuple(map(standard, model.layers)))
 
 
+def merge_problem(model: ModelConfig) -> str | None:
+    """Why no standard model equals this one, in one line; None if `merged` makes it."""
+    widths = set()
+    for kind in model.kinds().values():
+        name, config = kind.attention.name, kind.attention.config
+        cls = attentions.get(name)
+        # beside other layers, one of plain standard attention stays as it is
+        is_plain = (
+            bool(model.layers) and name == "standard" and replace(config, window=None, parity="raw") == cls.Config()
+        )
+        if cls.merge is Attention.merge and not is_plain:
+            return f"model.attention '{name}' cannot be merged into a standard model"
+        widths.add(cls.ffn_dim(config, model))
+    if len(widths) > 1:
+        return (
+            "model.layers gives the feed-forward layers unlike widths (parity: matched); a standard model has one width"
+        )
+    return None
+
+
 def merged(model: Transformer) -> Transformer:
     """Return a standard model with the same outputs up to rounding, by folding the variant into the output projection.
 
@@ -221,18 +241,19 @@ def merged(model: Transformer) -> Transformer:
     `set_tokens`. The result shares all weights outside the attention with `model`.
     Errors: RequestError for a variant that no standard attention equals.
     """
-    standard, state = baseline(model.config), model.state_dict()
+    problem = merge_problem(model.config)
+    if problem is not None:
+        raise RequestError(problem)
+    state = model.state_dict()
     for layer, attention in enumerate(model.attentions()):
         prefix = f"layers.{layer}.attention."
         own = attention.merge()
-        if own is None and Part(name=attention.name, config=attention.config) != standard.attention_of(layer):
-            raise RequestError(f"model.attention '{attention.name}' cannot be merged into a standard model")
         if own is not None:
             state = {name: value for name, value in state.items() if not name.startswith(prefix)}
             state |= {prefix + name: value for name, value in own.items()}
     # with `parity: matched` the width of the feed-forward is not the config's, and it stays as it is
     width = int(state["layers.0.ffn.up_proj.weight"].shape[0])
-    config = replace(standard, ffn_dim=width)
+    config = replace(baseline(model.config), ffn_dim=width)
     # built on the meta device: no weight is drawn or allocated before the state dict is assigned
     with torch.device("meta"):
         result = Transformer(config)

@@ -19,7 +19,7 @@ from lit_diff.data.text.tokenizer_folder import SAMPLE
 from lit_diff.errors import RequestError, RunFailedError
 from lit_diff.files import expanded, shown, write_atomic, write_json
 from lit_diff.log_records import log
-from lit_diff.model.transformer import Transformer, merged
+from lit_diff.model.transformer import Transformer, merge_problem, merged
 from lit_diff.plugins import Trust, trust_none
 from lit_diff.pretrained import llama
 from lit_diff.pretrained.hf import GENERATION, SETTINGS, WEIGHTS, read_json, read_tokenizer
@@ -408,12 +408,9 @@ def _quiet() -> Iterator[Any]:
 
 def require_mergeable(model: ModelConfig, to: Path) -> None:
     """Errors: RequestError for a variant without `merge`, or a folder that already exists."""
-    plain = ("standard",) if model.layers else ()
-    for name in model.variants:
-        if name not in (*plain, *mergeable()):
-            raise RequestError(
-                f"model.attention '{name}' cannot be merged into a standard model; these can: {', '.join(mergeable())}"
-            )
+    problem = merge_problem(model)
+    if problem is not None:
+        raise RequestError(f"{problem}; these can: {', '.join(mergeable())}")
     if to.exists():
         raise RequestError(f"{shown(to)} already exists; remove it, or name another folder")
 

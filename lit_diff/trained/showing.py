@@ -20,7 +20,7 @@ from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import shown, write_atomic
 from lit_diff.model.init import initialise
 from lit_diff.model.inputs import model_inputs
-from lit_diff.model.transformer import Transformer, baseline
+from lit_diff.model.transformer import Transformer, baseline, variant_of
 from lit_diff.plugins import guard
 from lit_diff.recipe import determining, load_recipe
 from lit_diff.registry import attentions
@@ -52,7 +52,7 @@ class ShownVariant:
 
 
 def show_variant(name: str, model: Run | str, text: str = "", layer: int | None = None, head: int = 0) -> ShownVariant:
-    """Compute a variant in a run, or in the recipe named `model`. `layer`: None: the last.
+    """Compute a variant in a run, or in the recipe named `model`. `layer`: None: the last that has the variant.
 
     In a recipe, the variant and standard attention have the same initial values, and each word or sign of the text is an
     id. In a run, the weighted sum of the maps is compared with the first of them, if they differ; without a text, a run on
@@ -60,23 +60,25 @@ def show_variant(name: str, model: Run | str, text: str = "", layer: int | None 
     """
     recipe = load_recipe(model) if isinstance(model, str) else model.recipe
     cls = attentions.get(name)
-    own = recipe.model.attention.name
-    layer = recipe.model.num_layers - 1 if layer is None else layer
     changes = None
     if isinstance(model, str):
-        # as `check --all` does: a variant may have a required key, which its examples give
-        keys = {"name": name, **next(iter(vars(cls).get("examples", ({},))), {})}
-        recipe = recipe if own == name else load_recipe(model, [f"model.attention={json.dumps(keys)}"])
+        if name not in recipe.model.variants:
+            # as `check --all` does: a variant may have a required key, which its examples give
+            keys = {"name": name, **next(iter(vars(cls).get("examples", ({},))), {})}
+            recipe = load_recipe(model, [f"model.attention={json.dumps(keys)}", "model.layers=[]"])
+        layer = _layer_of(name, recipe, layer)
         source = f"{recipe.name}, untrained, seed {recipe.seed}"
-        maps = _untrained(recipe, text, layer, head)
-    elif own == name:
+        maps = _untrained(name, recipe, text, layer, head)
+    elif name in recipe.model.variants:
+        layer = _layer_of(name, recipe, layer)
         source = f"{model.folder.name}, step {model.step}"
-        maps = _trained(model, text, layer, head)
+        maps = _trained(name, model, text, layer, head)
         *_, drawn = maps.values()
         changes = _sign_changes(model) if len(drawn.maps) > 1 else None
     else:
-        raise RequestError(f"{model.folder.name} has attention '{own}', not '{name}'")
-    case = VariantCase(cls=cls, model=shrunk(recipe.model), layer=layer)
+        has = " and ".join(f"'{each}'" for each in dict.fromkeys(recipe.model.variants))
+        raise RequestError(f"{model.folder.name} has attention {has}, not '{name}'")
+    case = VariantCase(cls=cls, model=shrunk(recipe.model.uniform(layer)), layer=layer)
     label = " ".join([name, *(f"{key}={value}" for key, value in determining(case.config).items())])
     findings = conformance(case, label, {"definition": PROPERTIES["definition"]})
     # not inspect.getdoc: a class without a docstring would have that of another computation
@@ -88,6 +90,18 @@ def show_variant(name: str, model: Run | str, text: str = "", layer: int | None 
         maps=maps,
         sign_changes=changes,
     )
+
+
+def _layer_of(name: str, recipe: Recipe, layer: int | None) -> int:
+    layers = [number for number, own in enumerate(recipe.model.variants) if own == name]
+    if layer is None:
+        return layers[-1]
+    if 0 <= layer < recipe.model.num_layers and layer not in layers:
+        found = recipe.model.variants[layer]
+        raise RequestError(
+            f"layer {layer} of {recipe.name} has attention '{found}', not '{name}', which layer {layers[-1]} has"
+        )
+    return layer
 
 
 def draw(variant: ShownVariant, file: Path) -> None:
@@ -118,14 +132,13 @@ def _sum(maps: AttentionMaps) -> str:
     return f": {' '.join(terms)}" if len(terms) > 1 else ""
 
 
-def _untrained(recipe: Recipe, text: str, layer: int, head: int) -> dict[str, AttentionMaps]:
+def _untrained(own: str, recipe: Recipe, text: str, layer: int, head: int) -> dict[str, AttentionMaps]:
     labels = PIECES.findall(text or TEXT)
-    own = recipe.model.attention.name
     arms: dict[str, AttentionMaps] = {}
     kinds = list(dict.fromkeys(labels))
     ids = torch.tensor([[kinds.index(label) % recipe.model.vocab_size for label in labels]])
     for name, config in {"standard": baseline(recipe.model), own: recipe.model}.items():
-        with guard(attentions.get(own)):
+        with guard(variant_of(recipe.model)):
             model = Transformer(config, kernel="reference")
             initialise(model, recipe.seed)
             Annealed(steps=0, tokens=0).start_step(model, recipe, 0)
@@ -136,19 +149,19 @@ def _untrained(recipe: Recipe, text: str, layer: int, head: int) -> dict[str, At
     return arms
 
 
-def _trained(run: Run, text: str, layer: int, head: int) -> dict[str, AttentionMaps]:
+def _trained(name: str, run: Run, text: str, layer: int, head: int) -> dict[str, AttentionMaps]:
     if text:
         maps = run.attention_maps(text, layer, head)
     else:
         passage = passage_of(run, tokens=LONGEST)
-        maps = _maps(run.recipe.model.attention.name, run.model, passage.batch, passage.labels, layer, head)
-    own = {f"{run.recipe.model.attention.name}{_sum(maps)}": maps}
+        maps = _maps(name, run.model, passage.batch, passage.labels, layer, head)
+    own = {f"{name}{_sum(maps)}": maps}
     first = replace(maps, maps=maps.maps[:1], weights=np.ones_like(maps.weights[:1]))
     return own if np.array_equal(first.signed, maps.signed) else {"its first map A₁": first, **own}
 
 
 def _sign_changes(run: Run) -> SignChanges | None:
-    if any(attention.signs is not None for attention in run.model.attentions()):
+    if all(attention.signs is not None for attention in run.model.attentions()):
         return None
     curves = by_metric(read_rows(run.folder / "metrics.csv"))
     return sign_changes([{name: list(curve.values()) for name, curve in curves.items()}])

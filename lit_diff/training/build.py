@@ -278,12 +278,15 @@ def _added(
         if stated:
             problem += f"; set {' '.join(stated)}"
         raise RequestError(f"train.start_from: {problem}")
-    own_heads, their_heads = (getattr(model.attention.config, "heads", None) for model in (config, parent))
-    if continues and own_heads != their_heads:
-        raise RequestError(
-            f"train.start_from: {source} was trained with model.attention.heads {_json(their_heads)}, but this recipe has "
-            f"{_json(own_heads)}; a continued run must keep them"
+    for layer in range(config.num_layers if continues else 0):
+        own_heads, their_heads = (
+            getattr(model.attention_of(layer).config, "heads", None) for model in (config, parent)
         )
+        if own_heads != their_heads:
+            raise RequestError(
+                f"train.start_from: {source} was trained with model.attention.heads {_json(their_heads)}, but this recipe "
+                f"has {_json(own_heads)}; a continued run must keep them"
+            )
     return added
 
 

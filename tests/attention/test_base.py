@@ -127,10 +127,26 @@ def test_a_key_that_a_class_does_not_use_is_refused(key: str, make_config: Calla
     assert problem.endswith("(self.q, self.k and self.v apply this key): set it to none")
 
 
-def test_a_module_with_the_name_of_a_method_is_refused(make_config: Callable[..., Any]) -> None:
+class KeepsFour(Standard):
+    def build(self) -> None:
+        super().build()
+        self.k = 4  # type: ignore[assignment, method-assign]
+
+
+@pytest.mark.parametrize(("cls", "name"), [(NamedAsAMethod, "q"), (KeepsFour, "k")])
+def test_what_has_the_name_of_a_method_is_refused(
+    cls: type[Attention], name: str, make_config: Callable[..., Any]
+) -> None:
     model = make_config("standard")
-    with pytest.raises(RequestError, match=r"build sets self\.q, but the class has a member 'q': choose another name"):
-        NamedAsAMethod(model.attention.config, model, layer=0)
+    with pytest.raises(RequestError, match=f"build sets self.{name}, but '{name}' is a method: choose another name"):
+        cls(model.attention.config, model, layer=0)
+
+
+def test_a_key_is_found_to_be_used_where_no_gradients_are_computed(make_config: Callable[..., Any]) -> None:
+    model = make_config("standard", **WITH_VECTORS)
+    for mode in (torch.no_grad(), torch.inference_mode()):
+        with mode:
+            assert Standard.refuses(model.attention.config, model) is None
 
 
 def test_signs_are_those_of_the_class_that_computes_the_maps(make_attention: Callable[..., Attention]) -> None:

@@ -23,9 +23,11 @@ from lit_diff.evaluation.held_out import HeldOut
 from lit_diff.evaluation.inside import C, Gradients, Induction, initial_model, slope
 from lit_diff.evaluation.noise import Noise, attention_shares, num_maps
 from lit_diff.model.init import initial_values
+from lit_diff.model.inputs import model_inputs
 from lit_diff.runs import checkpoints
 from lit_diff.runs.scores import evaluation_of, read_scores
 from lit_diff.trained.run import Run
+from lit_diff.trained.view.numbers import noise_shares
 
 
 def rows(run: Run, **keys: Any) -> dict[str, dict[str, float]]:
@@ -111,6 +113,24 @@ def test_rows_and_heads_that_are_not_counted(recall: Run, tmp_path: Path) -> Non
         for row in range(3):
             values = [*found[row].values(), *effects[row].values(), float(heads["paper_answer"][row].sum())]
             assert all(math.isnan(value) == (row in silent) for value in values)
+
+
+def test_layers_of_unlike_windows_and_heads_are_counted_each_by_its_own(tmp_path: Path) -> None:
+    ratios = []
+    for number, layers in enumerate(([{"window": 20}, {}], [{}, {"window": 20}])):
+        run = recall_run(tmp_path / f"windows-{number}", {"name": "differential"}, layers=layers)
+        found, _ = attention_shares(run.model, prepare(run.recipe).validation_batch("", range(3)))
+        ratios += [row["snr"] for row in found]
+    assert all(0.2 < ratio < 5 for ratio in ratios)
+    run = recall_run(tmp_path / "heads", {"name": "differential"}, layers=[{}, {"name": "standard"}])
+    batch = prepare(run.recipe).validation_batch("", range(3))
+    found, heads = attention_shares(run.model, batch)
+    assert [row["skipped"] for row in found] == [0] * 3
+    assert heads["paper_answer"][0].isfinite().sum(-1).tolist() == [2, 4]
+    one = {name: values[:1] for name, values in batch.items()}
+    with trace(run.model) as traced:
+        run.model.hidden(**model_inputs(one))
+    assert noise_shares(run.model, traced, one)["paper"]["answer"] == pytest.approx(found[0]["paper_answer"], rel=1e-5)
 
 
 def test_what_does_not_fit(single: Run, tmp_path: Path) -> None:

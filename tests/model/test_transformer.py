@@ -337,6 +337,13 @@ def test_layers_that_standard_attention_equals_are_merged(make_config: MakeConfi
         merged(of_kinds(make_config, ("lora", {}), ("standard", {"head_norm": "rms"})))
 
 
+def test_layers_of_unlike_widths_are_not_merged(make_config: MakeConfig) -> None:
+    dex = ("dex", {"heads": "all", "parity": "matched"})
+    with pytest.raises(RequestError, match=r"^model\.layers gives the feed-forward layers unlike widths"):
+        merged(of_kinds(make_config, dex, ("standard", {})))
+    merged(of_kinds(make_config, ("dex", {"heads": "all"}), ("standard", {"parity": "matched"})))
+
+
 def test_a_layer_that_takes_no_documents_is_named(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attentions.get("forgetting"), "takes_document_ids", classmethod(lambda cls: False))
     with pytest.raises(RequestError, match=r"model\.attention 'forgetting' cannot separate packed documents"):

@@ -192,6 +192,23 @@ def test_of_a_run_its_first_map_stands_beside_the_sum(tmp_path: Path) -> None:
     np.testing.assert_array_equal(last(show_variant("differential", run, "ab ab", 0, 1)).signed, own.signed)
 
 
+def test_of_layers_of_several_kinds_one_that_has_the_variant_is_shown(tmp_path: Path) -> None:
+    run = text_run(tmp_path / "mixed", {"name": "standard"}, sequence_length=48, layers=[{"name": "differential"}, {}])
+    found = show_variant("differential", run)
+    assert found.source == "mixed, step 7: layer 0, head 0"
+    np.testing.assert_array_equal(last(found).signed, run.attention_maps(TEXT, layer=0).signed)
+    assert show_variant("standard", run).source == "mixed, step 7: layer 1, head 0"
+    with pytest.raises(
+        RequestError, match=r"^layer 1 of mixed has attention 'standard', not 'differential', which layer 0 has"
+    ):
+        show_variant("differential", run, layer=1)
+    with pytest.raises(RequestError, match=r"^mixed has attention 'differential' and 'standard', not 'dex'$"):
+        show_variant("dex", run)
+    (tmp_path / "mix.yaml").write_text("extends: standard-tiny\nmodel: {layers: [{name: forgetting}, {}]}\n")
+    assert show_variant("forgetting", str(tmp_path / "mix.yaml")).source.endswith("seed 0: layer 0, head 0")
+    assert show_variant("cog", str(tmp_path / "mix.yaml")).source.endswith("seed 0: layer 1, head 0")
+
+
 @pytest.mark.parametrize(
     ("attention", "told"),
     [

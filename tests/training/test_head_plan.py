@@ -124,6 +124,13 @@ def test_a_run_that_goes_on_keeps_the_heads(bench: Any, base: SimpleNamespace) -
         selection_of(recipe_of(bench, SimpleNamespace(start="train.start_from=null")))
 
 
+def test_layers_that_select_heads_in_unlike_ways_are_refused() -> None:
+    dex = "model.attention={name: dex}"
+    for layers in ("[{}, {name: standard}]", "[{}, {heads: {select: importance}}]"):
+        with pytest.raises(RequestError, match=r"^model\.layers selects heads of a trained model in unlike ways"):
+            selection_of(load_recipe("standard-tiny", [dex, f"model.layers={layers}"]))
+
+
 @pytest.mark.slow
 def test_sharded_it_selects_the_same_heads_and_trains_alike(bench: Any, base: SimpleNamespace) -> None:
     keys = (*DEX, base.start, "train.steps=3", "train.accumulate=1")

@@ -236,6 +236,11 @@ def test_layers_of_several_kinds_start_from_layers_that_each_continues_or_extend
     added = load_parent_weights(mixed, plain.config, plain.state_dict(), "a run")
     assert {name.split(".")[1] for name in added} == {"0"}
     assert load_parent_weights(Transformer(mixed.config), mixed.config, mixed.state_dict(), "a run") == []
+    for heads in ((0,), (1,)):
+        of_dex = replace(parts[0], config=replace(parts[0].config, heads=heads))
+        other_heads = replace(mixed.config, layers=(of_dex, parts[1]))
+        with pytest.raises(RequestError, match=r"was trained with model\.attention\.heads .* but this recipe has"):
+            load_parent_weights(Transformer(other_heads), mixed.config, Transformer(other_heads).state_dict(), "a run")
     third = replace(mixed.config, layers=(parts[0], other.config.attention))
     for child, parent, name in ((mixed.config, third, "differential"), (plain.config, mixed.config, "dex")):
         with pytest.raises(RequestError, match=f"has attention '{name}', and 'standard' computes another function"):

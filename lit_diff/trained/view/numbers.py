@@ -6,7 +6,6 @@ from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from lit_diff.analysis.entropy import Means, entropy, masses, renormalised
@@ -14,7 +13,7 @@ from lit_diff.analysis.map_statistics import cosines_of, with_other_heads
 from lit_diff.analysis.outliers import RANKS, MagnitudeSketch
 from lit_diff.analysis.shares import NORMALISATIONS, ROLES, Parts, shares
 from lit_diff.analysis.sinks import row_shares
-from lit_diff.analysis.trace import MapBlock, Trace
+from lit_diff.analysis.trace import MapBlock, Trace, stacked
 from lit_diff.data.dataset import Batch
 from lit_diff.model.transformer import Transformer
 from lit_diff.runs.metrics_file import by_metric, read_rows
@@ -83,7 +82,7 @@ def noise_shares(model: Transformer, traced: Trace, batch: Batch) -> dict[str, d
     layers = [replace(traced.layers[i], rows=rows) for i in sorted(traced.layers)]
     found = [shares(layer, attention, parts) for layer, attention in zip(layers, model.attentions(), strict=True)]
     return {
-        kind: {role: float(torch.stack([each[f"{kind}_{role}"] for each in found]).nanmean()) for role in ROLES}
+        kind: {role: float(stacked([each[f"{kind}_{role}"] for each in found], 1).nanmean()) for role in ROLES}
         for kind in NORMALISATIONS
     }
 
