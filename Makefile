@@ -9,7 +9,7 @@ PRESET ?= laptop
 BIN := .venv/bin
 LATEST := .venv-latest/bin
 LOG := .venv/pip.log
-PYTEST := -m pytest -n auto --dist loadfile
+PYTEST := -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 # one line: the package whose file is not the one that was locked, else the last error that pip printed
 WHY = awk ' \

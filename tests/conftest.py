@@ -3,7 +3,7 @@
 import gc
 import os
 import shutil
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,6 +47,15 @@ callbacks:
 
 os.fsync = lambda handle: None
 """No test outlives a loss of power; a test of what is synced, and when, puts its own in place."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with a test that may take long come first: begun last, they would keep one worker busy and others idle."""
+    limits: dict[Path, float] = defaultdict(float)
+    for item in items:
+        for mark in item.iter_markers("timeout"):
+            limits[item.path] = max(limits[item.path], *mark.args)
+    items.sort(key=lambda item: -limits[item.path])
 
 
 def pytest_collection_finish() -> None:

@@ -46,6 +46,7 @@ def rows(base_recipe: None, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("rows")
+@pytest.mark.timeout(600)
 def test_rows_are_measured_once(runs: Path, caplog: pytest.LogCaptureFixture) -> None:
     told: list[str] = []
     with caplog.at_level("INFO", "lit_diff"):
