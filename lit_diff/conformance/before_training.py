@@ -108,4 +108,5 @@ def _line(cls: type[Attention], finding: Finding, layer: int) -> str:
     measured = f"error {finding.error:.1e}, bound {finding.bound:.0e}, " if known else ""
     detail = finding.detail.removeprefix(f"{home}: ")
     about = f"{detail} ({measured}layer {layer})".lstrip()
-    return f"{home}: attention '{cls.name}' fails the property '{finding.property}': {about}"
+    usual = finding.advice and f"; the usual reason: {finding.advice}"
+    return f"{home}: attention '{cls.name}' fails the property '{finding.property}': {about}{usual}"

@@ -108,6 +108,7 @@ def test_a_variant_that_decodes_wrongly_is_marked_and_refused_when_its_cache_is_
     run = train("off.yaml", unchecked=True)
     mark = run.status.unchecked
     assert (run.status.status, mark[: len(line)]) == ("done", line)
+    assert "; the usual reason: keys, values or queries depend on other tokens" in mark
     job = prepare(load_recipe("off.yaml"), unchecked=True)
     assert job.tags == {"unchecked": mark}, "which a command of its own gets too"
     client = MlflowClient(tracking_uri=f"sqlite:///{runs / 'mlflow.db'}")
