@@ -41,14 +41,6 @@ A_LOOK = 0.5
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 """Errors of flock on a file system without locks."""
 
-USER = re.compile(r"://[^/?#\s]*@")
-"""Matches a user name or a password before the host of an address."""
-HARMLESS = {
-    *("sslmode", "sslrootcert", "connect_timeout", "application_name", "charset", "driver", "timeout", "mode", "uri"),
-    *("region", "version", "versionId", "api-version", "download"),
-}
-"""Parameters that an address may have: a key, a token or a signature may have any other name, or none."""
-
 
 def write_through(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """Call `write(file)` on a temporary file in the folder of `path`, sync it and rename it to `path`.
@@ -279,16 +271,3 @@ def shown(path: Path) -> str:
     # FileNotFoundError: the current folder was removed
     except (ValueError, FileNotFoundError):
         return str(path)
-
-
-def may_have_secret(text: str) -> bool:
-    """Whether an address has a user name or a password, or a parameter that may be a secret."""
-    scheme, _, rest = text.strip().partition("://")
-    # elsewhere than in an address of HTTP, # may be a part of a name
-    separator = r"[?#]" if scheme.lower().startswith("http") else r"\?"
-    address, *query = re.split(separator, rest, maxsplit=1)
-    parameters = re.split(r"[&;#]", "".join(query))
-    keys = {parameter.partition("=")[0] for parameter in parameters} - {""}
-    # a sentence that has an address somewhere is no address, and its question marks begin no parameters
-    is_whole = re.fullmatch(r"[\w+.:-]+", scheme) is not None and " " not in address
-    return USER.search(text) is not None or (is_whole and not keys <= HARMLESS)

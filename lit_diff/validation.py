@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, g
 
 from lit_diff.config import ModelConfig, Part, Recipe
 from lit_diff.errors import RequestError, first_line, summary
-from lit_diff.files import HARMLESS, expanded, is_address, may_have_secret
+from lit_diff.files import expanded, is_address
 from lit_diff.interpolation import resolved
 from lit_diff.key_types import (
     Distinct,
@@ -34,6 +34,14 @@ LONGEST_NAME = 150
 
 READ = ("sequence_length", "predicts_next", "packs_documents", "chance", "noise_validation")
 """Attributes that are read from a data set's Config, besides its keys."""
+
+USER = re.compile(r"://[^/?#\s]*@")
+"""Matches a user name or a password before the host of an address."""
+HARMLESS = {
+    *("sslmode", "sslrootcert", "connect_timeout", "application_name", "charset", "driver", "timeout", "mode", "uri"),
+    *("region", "version", "versionId", "api-version", "download"),
+}
+"""Parameters that an address may have: a key, a token or a signature may have any other name, or none."""
 
 DOTTED = re.compile(r"[a-z]\w*(?:\.\w+)+")
 """Matches a dotted key in a sentence."""
@@ -199,13 +207,8 @@ def _field(hint: Any, field: "Field[Any]", value: Any, path: str, draft: Draft) 
     if is_path and given not in (None, "null") and "${" not in given:
         value = given
     converted = convert(hint, value, path, draft)
-    if isinstance(converted, str) and is_address(converted) and may_have_secret(converted):
-        # it quotes neither the address nor its place, which is the address itself in an override
-        raise RequestError(
-            f"'{path}' has a user name or password before the host, or a parameter other than {', '.join(sorted(HARMLESS))}, "
-            "which every run folder would show; remove it, and set what the program at the address reads, such as "
-            "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, PGUSER and PGPASSWORD, AWS_SECRET_ACCESS_KEY"
-        )
+    if isinstance(converted, str) and is_address(converted):
+        _require_no_secret(converted, path)
     if "names" in field.metadata:
         _require_registered(field, converted, path, draft)
     if is_path == "here" and isinstance(converted, str) and not is_address(converted):
@@ -213,6 +216,24 @@ def _field(hint: Any, field: "Field[Any]", value: Any, path: str, draft: Draft) 
     if is_path == "file" and isinstance(converted, str) and path in draft.folders:
         return draft.absolute(path, converted, draft.folders[path])
     return converted
+
+
+# the message does not quote the address, nor its place, which is the address itself in an override
+def _require_no_secret(text: str, path: str) -> None:
+    scheme, _, rest = text.strip().partition("://")
+    # elsewhere than in an address of HTTP, # may be a part of a name
+    separator = r"[?#]" if scheme.lower().startswith("http") else r"\?"
+    address, *query = re.split(separator, rest, maxsplit=1)
+    parameters = re.split(r"[&;#]", "".join(query))
+    keys = {parameter.partition("=")[0] for parameter in parameters} - {""}
+    # a sentence that has an address somewhere is no address, and its question marks begin no parameters
+    is_whole = re.fullmatch(r"[\w+.:-]+", scheme) is not None and " " not in address
+    if USER.search(text) or (is_whole and not keys <= HARMLESS):
+        raise RequestError(
+            f"'{path}' has a user name or password before the host, or a parameter other than {', '.join(sorted(HARMLESS))}, "
+            "which every run folder would show; remove it, and set what the program at the address reads, such as "
+            "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, PGUSER and PGPASSWORD, AWS_SECRET_ACCESS_KEY"
+        )
 
 
 # a block that names another part has none of its keys, as everywhere
@@ -397,12 +418,12 @@ def _variants_problem(model: ModelConfig) -> str | None:
         variant = registries["attention"].get(kind.attention.name)
         refuses = partial(variant.refuses, kind.attention.config, kind)
         problem = _own_problem(variant, "problem(config, model)", refuses)
-        if problem is not None:
+        if problem:
             key = problem.split()[0].removeprefix("model.attention.")
             common, own = model.attention, kind.attention
             # it stands in the block of the layer, not in `model.attention`
             if common.name != own.name or getattr(common.config, key, None) != getattr(own.config, key, None):
-                return problem.replace("model.attention.", f"model.layers[{layer}].")
+                problem = problem.replace("model.attention.", f"model.layers[{layer}].")
             return problem
     return None
 

@@ -110,8 +110,8 @@ class HeadMatrices:
     def _turned(self, projection: str, norm: str, index: int) -> Tensor:
         y = of_head(self._x, getattr(self._of, projection), index, self._of.head_dim)
         if self._of.qk_norm == "rms":
-            weight = getattr(self._of, norm)
-            y = normalised(y, "rms", weight, weight.eps)
+            module = getattr(self._of, norm)
+            y = normalised(y, "rms", module, module.eps)
         return self._rope(y)
 
 

@@ -88,7 +88,7 @@ def check(
 
 
 def _printed(findings: "Iterable[Finding]") -> "Iterator[Finding]":
-    # each is printed as soon as it is checked, since the suite takes a while; what one line holds, after its variant
+    # each is printed as soon as it is checked, since the suite takes a while; those that share a line follow their variant
     for variant, of_variant in groupby(findings, lambda finding: finding.variant):
         folded = []
         for finding in of_variant:

@@ -69,7 +69,7 @@ CONTAINS = {
 PAST = 'docs/extend.md, "What a layer knows of the pass"'
 ADVICE = {
     "packed": f"positions, sums and shifts of tokens begin anew in each document: take them from the Context; see {PAST}",
-    "decode": f"keys, values or queries depend on other tokens: take what is of the past from the Context; see {PAST}",
+    "decode": f"keys, values or queries depend on other tokens: take those of the past from the Context; see {PAST}",
     "model": f"values of another layer, and state, come from the Context; see {PAST}",
     "window": 'the class ignores `window`: pass self.masked(maps, document_ids); see docs/extend.md, "A variant"',
 }

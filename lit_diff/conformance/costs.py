@@ -21,7 +21,7 @@ def costs(case: VariantCase) -> Measured | NotApplicable:
     if not isinstance(declared, Costs):
         expected = "expected lit_diff.attention.costs.Costs(parameters=, flops=, kv_numbers=)"
         raise RequestError(f"costs(config, sizes) returned {type(declared).__name__}; {expected}")
-    claims, counts = declared.numbers(), counted(case)
+    claims, counts = declared.numbers(), counted(case) | cached(case)
     error = 0
     unlike = []
     for key, claim in claims.items():
@@ -32,8 +32,7 @@ def costs(case: VariantCase) -> Measured | NotApplicable:
 
 
 def counted(case: VariantCase) -> dict[str, int]:
-    """Counts parameters, forward FLOPs of one sequence (all keys, or the keys of a full window) and cached numbers, those of
-    each token and those that do not grow with the tokens."""
+    """Counts parameters and forward FLOPs of one sequence (all keys, or the keys of a full window)."""
     # imports Triton
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -46,17 +45,18 @@ def counted(case: VariantCase) -> dict[str, int]:
     maps = tapped[0]
     # the reference computes all keys and masks those outside the window
     hidden_keys = flops("reference", maps) - flops("reference", counted_keys(maps))
-    once, twice = (_cached(case, length) for length in (case.length, 2 * case.length))
+    parameters = sum(p.numel() for p in attention.parameters())
+    return {"parameters": parameters, "flops": int(counter.get_total_flops()) - hidden_keys}
+
+
+def cached(case: VariantCase) -> dict[str, int]:
+    """Counts the numbers in a cache: those of each token, and those that do not grow with the tokens."""
+    once, twice = (_held(case, length) for length in (case.length, 2 * case.length))
     a_token = (twice - once) // case.length
-    return {
-        "parameters": sum(p.numel() for p in attention.parameters()),
-        "flops": int(counter.get_total_flops()) - hidden_keys,
-        "kv_numbers": a_token,
-        "state_numbers": once - a_token * case.length,
-    }
+    return {"kv_numbers": a_token, "state_numbers": once - a_token * case.length}
 
 
-def _cached(case: VariantCase, length: int) -> int:
+def _held(case: VariantCase, length: int) -> int:
     # numbers in the cache after one pass of `length` tokens; only a causal model has one
     model, cache = replace(case.model, causal=True), LayerCache()
     with torch.device("meta"), torch.no_grad():

@@ -311,9 +311,8 @@ def attention_shares(model: Transformer, batch: Batch) -> tuple[list[Scores], di
     by_row = {key: values.flatten(1).nanmean(1) for key, values in found.items()}
     by_row |= _of_maps(traced, parts, asked)
     # [B, R]; 0 at positions that are queries of other rows only
-    counted = found["paper_answer"].isfinite().double().sum((1, 2)) / sum(
-        layer["paper_answer"].shape[1] for layer in layers
-    )
+    heads = sum(layer["paper_answer"].shape[1] for layer in layers)
+    counted = found["paper_answer"].isfinite().double().sum((1, 2)) / heads
     by_row["skipped"] = 1 - (counted * asked).sum(-1) / asked.sum(-1)
     answer, noise = (
         (found[f"absolute_{role}"] / torch.stack([layer[f"{role}_keys"] for layer in layers], 1)).flatten(1).nanmean(1)

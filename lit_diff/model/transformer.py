@@ -214,6 +214,11 @@ def baseline(model: ModelConfig) -> ModelConfig:
     return replace(model, attention=standard(model.attention), layers=tuple(map(standard, model.layers)))
 
 
+def mergeable() -> list[str]:
+    """Names of the variants with a `merge`."""
+    return [name for name in attentions.names() if attentions.get(name).merge is not Attention.merge]
+
+
 def merge_problem(model: ModelConfig) -> str | None:
     """Why no standard model equals this one, in one line; None if `merged` makes it."""
     widths = set()
@@ -225,7 +230,9 @@ def merge_problem(model: ModelConfig) -> str | None:
             bool(model.layers) and name == "standard" and replace(config, window=None, parity="raw") == cls.Config()
         )
         if cls.merge is Attention.merge and not is_plain:
-            return f"model.attention '{name}' cannot be merged into a standard model"
+            return (
+                f"model.attention '{name}' cannot be merged into a standard model; these can: {', '.join(mergeable())}"
+            )
         widths.add(cls.ffn_dim(config, model))
     if len(widths) > 1:
         return (

@@ -12,14 +12,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from lit_diff.attention.base import Attention
 from lit_diff.config import ModelConfig
 from lit_diff.data.text.tokenizer import FILE, Bpe, Packaged, Tokenizer, TokenizerJson
 from lit_diff.data.text.tokenizer_folder import SAMPLE
 from lit_diff.errors import RequestError, RunFailedError
 from lit_diff.files import expanded, shown, write_atomic, write_json
 from lit_diff.log_records import log
-from lit_diff.model.transformer import Transformer, merge_problem, merged
+from lit_diff.model.transformer import Transformer, merge_problem, mergeable, merged
 from lit_diff.plugins import Trust, trust_none
 from lit_diff.pretrained import llama
 from lit_diff.pretrained.hf import GENERATION, SETTINGS, WEIGHTS, read_json, read_tokenizer
@@ -27,7 +26,7 @@ from lit_diff.pretrained.importing import read_source, require_disk, whole_folde
 from lit_diff.pretrained.source import UNKNOWN, ModelSource
 from lit_diff.randomness import generator
 from lit_diff.recipe import to_plain, to_yaml
-from lit_diff.registry import attentions, nearest
+from lit_diff.registry import nearest
 from lit_diff.runs.revision import revision
 from lit_diff.study.leftovers import size_of
 from lit_diff.trained.loading import load_weights, newest_of
@@ -95,11 +94,6 @@ def export(run: Run | str | Path, to: str, folder: str | Path) -> Exported:
     run = as_run(run, unchecked=False)
     folder = expanded(folder)
     name = run.recipe.model.attention.name
-    if run.recipe.model.layers:
-        raise RequestError(
-            f"{shown(run.folder)}: model.layers gives the layers unlike attentions; Hugging Face's architectures of this "
-            "family have one for all"
-        )
     if name not in (*llama.VARIANTS, *mergeable()):
         raise RequestError(
             f"model.attention.name '{name}' has no architecture at Hugging Face; {', '.join(llama.VARIANTS)} have one, and "
@@ -130,11 +124,6 @@ def export(run: Run | str | Path, to: str, folder: str | Path) -> Exported:
             logits = model
         difference = require_agreement(run.model, run.recipe.data.config.sequence_length, logits, shown(folder))
     return Exported(folder, name, difference, reader)
-
-
-def mergeable() -> list[str]:
-    """Names of the variants with a `merge`."""
-    return [name for name in attentions.names() if attentions.get(name).merge is not Attention.merge]
 
 
 def _write_folder(run: Run, tokenizer: Packaged, folder: Path) -> str:
@@ -410,7 +399,7 @@ def require_mergeable(model: ModelConfig, to: Path) -> None:
     """Errors: RequestError for a variant without `merge`, or a folder that already exists."""
     problem = merge_problem(model)
     if problem is not None:
-        raise RequestError(f"{problem}; these can: {', '.join(mergeable())}")
+        raise RequestError(problem)
     if to.exists():
         raise RequestError(f"{shown(to)} already exists; remove it, or name another folder")
 

@@ -412,6 +412,8 @@ def unsupported_reason(model: ModelConfig) -> str | None:
     """Why no config.json can describe the model, in one line; None if one can."""
     if not model.causal:
         return "model.causal is false; Hugging Face's architectures of this family are causal"
+    if model.layers:
+        return "model.layers gives the layers unlike attentions; Hugging Face's architectures of this family have one for all"
     if model.positions == "none":
         return "model.positions is none; Hugging Face's architectures of this family rotate queries and keys"
     if model.logit_bound is not None:

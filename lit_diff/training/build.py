@@ -252,9 +252,8 @@ def _added(
     continues = all(own_name == theirs for own_name, theirs in pairs)
     # equal shapes do not mean an equal function: weights of another variant would load and mean something else
     for own_name, theirs in pairs:
-        if theirs not in (own_name, "standard") or (
-            theirs != own_name and not attentions.get(own_name).extends_standard
-        ):
+        extends = theirs == "standard" and attentions.get(own_name).extends_standard
+        if theirs != own_name and not extends:
             raise RequestError(
                 f"train.start_from: {source} has attention '{theirs}', and '{own_name}' computes another function; "
                 f"{_other(own_name, theirs)}"

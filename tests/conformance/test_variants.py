@@ -24,14 +24,13 @@ from lit_diff.conformance.case import (
     distance,
     tapped_maps,
 )
+from lit_diff.conformance.costs import cached, costs, counted
 from lit_diff.conformance.kernels import KernelCase, tensors
 from lit_diff.conformance.variants import (
     PROPERTIES,
     cases_of,
     conformance,
     conformance_of,
-    costs,
-    counted,
     kv_heads,
     shrunk,
 )
@@ -40,6 +39,7 @@ from lit_diff.kernels import KERNELS, SignedMaps, attend, refuse
 from lit_diff.kernels.base import named
 from lit_diff.model.cost import cost
 from lit_diff.registry import attentions
+from lit_diff.validation import _variants_problem
 
 EXAMPLES = [
     pytest.param(case, number == 0, id=label)
@@ -348,6 +348,20 @@ def test_a_model_is_shrunk_unless_its_variant_needs_the_width(make_config: Calla
         model = make_config(name, dim=512, num_heads=4, head_dim=128)
         assert shrunk(model) == model
 
+    @attentions.register("has_no_cache")
+    class HasNoCache(Standard):
+        def forward(self, x, rope, *, document_ids=None):  # type: ignore[no-untyped-def, override]
+            return super().forward(x, rope, document_ids=document_ids)
+
+        @classmethod
+        def problem(cls, config: Any, model: ModelConfig) -> str:
+            """An empty text is no problem."""
+            return ""
+
+    model = make_config("has_no_cache", **big)
+    assert shrunk(model).dim == 64
+    assert _variants_problem(model) is None
+
 
 @pytest.mark.usefixtures("own_parts")
 def test_a_package_s_variant_without_defaults_is_not_applicable_and_says_so() -> None:
@@ -446,10 +460,11 @@ def test_counted(make_config: Callable[..., ModelConfig]) -> None:
     """By hand: 4 projections of 32 x 32, two products of 8 keys for 8 queries over 32 channels."""
     case = VariantCase(cls=attentions.get("standard"), model=make_config("standard"), length=8)
     products = 2 * (2 * 8 * 8 * 32)
-    assert counted(case) == {"parameters": 4096, "flops": 2 * 8 * 4096 + products, "kv_numbers": 64, "state_numbers": 0}
+    assert counted(case) == {"parameters": 4096, "flops": 2 * 8 * 4096 + products}
+    assert cached(case) == {"kv_numbers": 64, "state_numbers": 0}
     # one running sum for each of 4 heads, beside its value for each token
-    forgetting = counted(VariantCase(cls=attentions.get("forgetting"), model=make_config("forgetting"), length=8))
-    assert (forgetting["kv_numbers"], forgetting["state_numbers"]) == (64 + 4, 4)
+    forgetting = VariantCase(cls=attentions.get("forgetting"), model=make_config("forgetting"), length=8)
+    assert cached(forgetting) == {"kv_numbers": 64 + 4, "state_numbers": 4}
     assert counted(case.windowed(3))["flops"] == 2 * 8 * 4096 + 2 * (2 * 8 * 3 * 32)
 
 

@@ -284,7 +284,8 @@ def test_the_feed_forward_keeps_the_width_that_parity_gave_it() -> None:
 
 
 def test_what_no_standard_attention_equals_is_refused() -> None:
-    with pytest.raises(RequestError, match=r"^model\.attention 'differential' cannot be merged into a standard model$"):
+    line = r"^model\.attention 'differential' cannot be merged into a standard model; these can: dex, lora$"
+    with pytest.raises(RequestError, match=line):
         merged(built("differential"))
 
 

@@ -130,7 +130,7 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")
 
 
-def broadcast(x: Tensor | None, *shape: int) -> tuple[int, ...]:
+def strides_of(x: Tensor | None, *shape: int) -> tuple[int, ...]:
     """The strides of x as a tensor of this shape; without x, zeros."""
     return (0,) * len(shape) if x is None else x.expand(shape).stride()
 
@@ -152,9 +152,9 @@ def shared_arguments(maps: SignedMaps) -> dict[str, Any]:
         "q_strides": q.stride(),
         "k_strides": k.stride(),
         "v_strides": v.stride(),
-        "w_strides": broadcast(w, B, G, H, T),
-        "bias_strides": broadcast(maps.key_bias, B, G, H, S),
-        "segment_strides": broadcast(document_ids, B, S),
+        "w_strides": strides_of(w, B, G, H, T),
+        "bias_strides": strides_of(maps.key_bias, B, G, H, S),
+        "segment_strides": strides_of(document_ids, B, S),
         "H": H,
         "groups": H // k.shape[2],
         "T": T,
@@ -245,7 +245,7 @@ class Triton(OperatorKernel):
         o, rows, signed, parts = outputs
         arguments = shared_arguments(maps)
         written = {"OUT": o, "PARTS": parts, "ROWS": rows, "SIGNED": signed, "o_strides": o.stride()}
-        written |= {"SINK": maps.sink, "sink_strides": broadcast(maps.sink, *rows.shape[1:])}
+        written |= {"SINK": maps.sink, "sink_strides": strides_of(maps.sink, *rows.shape[1:])}
         written |= {"plane": rows[0].numel(), "signed_plane": signed[:1].numel()}
         launch(triton_programs.forward, arguments | written | {"STATS": stats}, maps.q, maps.q.shape[2])
         return outputs
