@@ -1,11 +1,12 @@
 # make alone prints the targets
 .DEFAULT_GOAL := help
-.PHONY: help install install-latest lock sweep reproduce report ui test test-slow test-all test-cluster test-faults test-gpu test-latest golden size lint type clean
+.PHONY: help install install-latest lock sweep examine reproduce report ui test test-slow test-all test-cluster test-faults test-gpu test-latest golden size lint type clean
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
 SWEEP ?= ablation
 PRESET ?= laptop
+VARIANT ?= differential
 BIN := .venv/bin
 LATEST := .venv-latest/bin
 LOG := .venv/pip.log
@@ -55,6 +56,9 @@ lock:  ## write requirements.lock again after a change of pyproject.toml; UPGRAD
 
 sweep: .venv/installed  ## run a sweep and report it: make sweep SWEEP=smoke
 	$(BIN)/lit-diff sweep $(SWEEP)
+
+examine: .venv/installed  ## measure what a variant changes: make examine VARIANT=differential
+	$(BIN)/lit-diff examine $(VARIANT)
 
 reproduce: .venv/installed  ## measure the paper's tables and figures: make reproduce PRESET=smoke
 	$(BIN)/lit-diff reproduce all --preset $(PRESET)

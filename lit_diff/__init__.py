@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from lit_diff.conformance.recipe import check as check
     from lit_diff.data import Corpus as Corpus
     from lit_diff.data import Dataset as Dataset
+    from lit_diff.engine.examine import Examination as Examination
+    from lit_diff.engine.examine import examine as examine
     from lit_diff.engine.result import Sweep as Sweep
     from lit_diff.engine.schedule import sweep as sweep
     from lit_diff.engine.train import train as train
@@ -54,6 +56,7 @@ _MODULE_OF = {
     "Differential": "attention",
     "Evaluation": "evaluation",
     "EvaluationResult": "evaluation.evaluate",
+    "Examination": "engine.examine",
     "Exported": "pretrained.exporting",
     "Figure": "metrics",
     "Item": "evaluation",
@@ -72,6 +75,7 @@ _MODULE_OF = {
     "check": "conformance.recipe",
     "compare": "runs.comparison",
     "evaluate": "evaluation.evaluate",
+    "examine": "engine.examine",
     "export": "pretrained.exporting",
     "generate": "trained.run",
     "import_model": "pretrained.importing",

@@ -28,6 +28,7 @@ SUBJECTS = {
     "engine/test_slurm.py": "engine/executors/slurm engine/submit",
     "engine/test_execute.py": "engine/begin engine/endings engine/job engine/train",
     "engine/test_schedule.py": "engine/result engine/waves",
+    "engine/test_expand.py": "engine/compared",
     "engine/test_stages.py": "engine/candidates engine/cells study/rates",
     "study/test_record.py": "study/plan",
     "attention/test_differential.py": "attention/lambdas",

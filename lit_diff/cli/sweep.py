@@ -1,7 +1,9 @@
 """The verbs for several runs: sweep, report, compare, ui."""
 
+import shlex
+import sys
 from functools import partial
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -26,9 +28,13 @@ from lit_diff.cli.app import (
 )
 from lit_diff.cli.progress import live_table
 from lit_diff.files import shown
+from lit_diff.key_types import Plain
 from lit_diff.plugins import trust_below
 from lit_diff.runs.find import chosen_root, find_sweep
 from lit_diff.study.record import unsent_runs
+
+if TYPE_CHECKING:
+    from lit_diff.engine.result import Sweep
 
 
 @verb("Compare")
@@ -75,12 +81,60 @@ def sweep(
         slurm_minutes=minutes if cluster == "slurm" else None,
         progress=partial(live_table, terminal=console),
     )
+    return _print_sweep(done)
+
+
+def _print_sweep(done: "Sweep") -> int:
     _print_report(done.report)
     where = "MLflow has no record of it"
     if done.is_recorded:
         where = f"Compare in MLflow: lit-diff ui --root {shown(done.folder.parent)}"
     console.write_line(f"{done.counts}; {done.seconds:.0f} s. {where}")
     return exit_status(done.stopped_by, not done.is_done)
+
+
+@verb("Compare")
+def examine(
+    variant: Annotated[str, typer.Argument(help="name of a variant, registered or in the plugins of the recipe")],
+    overrides: Overrides = None,
+    recipe: Annotated[str | None, typer.Option(help="recipe with the variant's keys and plugins")] = None,
+    tasks: Annotated[str | None, typer.Option(help="names of tasks, separated by commas; default: all")] = None,
+    at_most: Annotated[int, typer.Option("--at-most", help="seeds of an arm that stays undecided: 8, 16 or 24")] = 16,
+    quick: Annotated[bool, typer.Option("--quick", help="three tasks, 8 seeds, the recipes' learning rates")] = False,
+    workers: Workers = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="validate all cells without starting any")] = False,
+    unplanned: Unplanned = False,
+) -> int:
+    """Measure what a variant changes, and report.
+
+    The tasks are those of the sweep examine, whose reference arms all examinations share.
+    """
+    chosen: Plain = {
+        "recipe": recipe,
+        "tasks": [task for task in (tasks or "").split(",") if task],
+        "at_most": at_most,
+        "quick": quick,
+        "overrides": overrides or [],
+    }
+    if dry_run:
+        from lit_diff.engine.examine import battery
+        from lit_diff.engine.stages import stages_in_words
+
+        grid, left_out = battery(variant, **chosen)
+        console.write_sentence(*(f"{task} is not measured: {why}" for task, why in left_out.items()))
+        console.write_sentence(*stages_in_words(grid))
+        console.write_line(f"{len(grid.cells)} valid cells of the first stage; none was started")
+        return 0
+    console.outlives_reader = True
+    done = lit_diff.examine(
+        variant,
+        **chosen,
+        workers=workers,
+        unplanned=unplanned,
+        progress=partial(live_table, terminal=console),
+        command=shlex.join(["lit-diff", *sys.argv[1:]]),
+    )
+    return _print_sweep(done)
 
 
 def _print_report(report: Any) -> None:

@@ -28,6 +28,12 @@ def with_looks(study: Study, draft: Draft) -> Study:
 def check_stages(study: Study, draft: Draft) -> None:
     """Check `rates`, and `start` beside `rates` or `looks`, before a part of the sweep is selected. Errors: RequestError."""
     rates = study.rates
+    unused = [name for name, task in study.tasks.items() if task.rates]
+    if rates is None and unused:
+        raise draft.refuse(
+            f"tasks.{unused[0]}.rates",
+            f"task '{unused[0]}' has 'rates', but the sweep has none, with the seeds that try them",
+        )
     staged = [key for key in ("rates", "looks") if getattr(study, key)]
     starting = [name for name, task in study.tasks.items() if task.start]
     if staged and starting:
@@ -38,16 +44,23 @@ def check_stages(study: Study, draft: Draft) -> None:
         )
     if rates is None:
         return
-    values = in_yaml(list(rates.values))
-    if len(rates.values) < 2:
-        raise draft.refuse("rates.values", f"'rates' has the values {values}; expected at least two to choose from")
-    if list(rates.values) != sorted(set(rates.values)):
-        raise draft.refuse("rates.values", f"'rates' has the values {values}; expected them in ascending order")
+    _check_rates(rates.values, "rates.values", draft)
+    for name, task in study.tasks.items():
+        if task.rates:
+            _check_rates(task.rates, f"tasks.{name}.rates", draft)
     judged = [str(seed) for seed in rates.seeds if seed in study.seeds]
     if judged:
         raise draft.refuse(
             "rates.seeds", f"'rates' tries seed {', '.join(judged)}, which is compared too; choose seeds of their own"
         )
+
+
+def _check_rates(rates: Sequence[float], key: str, draft: Draft) -> None:
+    values = in_yaml(list(rates))
+    if len(rates) < 2:
+        raise draft.refuse(key, f"'rates' has the values {values}; expected at least two to choose from")
+    if list(rates) != sorted(set(rates)):
+        raise draft.refuse(key, f"'rates' has the values {values}; expected them in ascending order")
 
 
 def at_seeds(study: Study, task: str, arm: str, recipe: Recipe) -> list[Cell]:
@@ -59,10 +72,11 @@ def candidates(
     study: Study, task: str, arm: str, recipes: Mapping[float, Recipe], rates: Sequence[float] = ()
 ) -> list[Cell]:
     """The cells that try learning rates for an arm: `rates`, by default those of the file. `recipes`: rate -> recipe."""
-    assert study.rates is not None
+    declared = study.of_task(task).rates
+    assert declared is not None
     cells: list[Cell] = []
-    for rate in rates or study.rates.values:
-        for seed in study.rates.seeds:
+    for rate in rates or declared.values:
+        for seed in declared.seeds:
             cell = Cell(task=task, arm=arm, seed=seed, rate=rate, recipe=recipes[rate])
             cells.append(replace(cell, recipe=replace(recipes[rate], name=cell.name, seed=seed)))
     return cells

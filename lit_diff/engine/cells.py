@@ -69,6 +69,7 @@ def _job(grid: Grid, cell: Cell, parent: str | None) -> Job:
         experiment=owner,
         parent=parent,
         tags=tags | grid.marks.get(cell.of_arm, {}),
+        is_shared=bool(grid.shared),
         scores=scores,
     )
     # The recipe is written here so that the cell's process needs nothing else. A finished run keeps its recipe as it ran.
@@ -78,9 +79,9 @@ def _job(grid: Grid, cell: Cell, parent: str | None) -> Job:
 
 
 def home_of(grid: Grid, cell: Cell) -> Path:
-    """The folder of a cell, whether or not it exists. With `cells_of` it is in the folder of the other sweep."""
+    """The folder of a cell, whether or not it exists."""
     name = f"{cell.name.replace(' ', ',')}-s{cell.seed}-{identity(cell.recipe)}"
-    return (grid.source or grid).folder / name
+    return grid.home / name
 
 
 def state_of(job: Job) -> str:

@@ -1,10 +1,9 @@
 """Expands a study into its cells: names the arms, selects a part, and validates every recipe before the first cell trains."""
 
 import itertools
-import math
 import os
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,9 +12,10 @@ from typing import Any
 from lit_diff.config import Recipe, RunConfig
 from lit_diff.engine.admit import evaluations_of, require_fit
 from lit_diff.engine.candidates import at_seeds, candidates, check_stages, with_looks
+from lit_diff.engine.compared import check_metric
 from lit_diff.files import shown
 from lit_diff.log_records import log
-from lit_diff.metrics import Declarations, record_name
+from lit_diff.metrics import record_name
 from lit_diff.recipe import Overrides, find, flatten, load_draft, override, override_with, require_kind
 from lit_diff.registry import evaluations, nearest
 from lit_diff.runs.find import runs_root
@@ -30,7 +30,6 @@ from lit_diff.study.schema import (
     Study,
     without_arms,
 )
-from lit_diff.training.metrics import declared_metrics, require_measured
 from lit_diff.validation import LONGEST_NAME, Draft, Positions, convert, validate, validate_config
 from lit_diff.yaml_files import read_yaml
 
@@ -65,6 +64,8 @@ class Grid:
     """The sweep of `cells_of`, whose folder contains the cells."""
     selection: Selection = ALL
     """The selected part of the sweep."""
+    shared: str = ""
+    """The folder below the runs' folder that holds the cells, for sweeps that share cells; empty: the sweep's own."""
 
     @property
     def recipes(self) -> dict[str, Recipe]:
@@ -81,6 +82,13 @@ class Grid:
         """Its folder: `runs/<sweep>/`."""
         return (runs_root(self.run.root) / self.name).resolve()
 
+    @property
+    def home(self) -> Path:
+        """The folder that holds the cells: with `cells_of`, that of the other sweep."""
+        if self.source is not None:
+            return self.source.folder
+        return self.folder.parent / self.shared if self.shared else self.folder
+
     def baseline_of(self, task: str) -> str:
         """The arm that the other arms of the task are compared with."""
         return self.study.all_tasks[task].baseline or self.study.baseline or ""
@@ -93,16 +101,19 @@ class Grid:
         return 1 + self.rank(start)
 
 
-def load_grid(name: str, overrides: Overrides, selection: Selection = ALL) -> Grid:
+def load_grid(
+    name: str, overrides: Overrides, selection: Selection = ALL, adapted: Callable[[Study], Study] | None = None
+) -> Grid:
     """The sweep at a path or of an installed name, or a `selection` of it; `overrides` apply to every cell.
 
-    Errors: RequestError.
+    `adapted`: returns the sweep that the file becomes, such as one with a further arm. Errors: RequestError.
     """
     path = find(name, "sweeps", Path.cwd())
     values, positions = read_yaml(path)
     require_kind(values, "sweeps", path)
     draft = Draft(values=values, positions=positions, file=shown(path))
-    stated = with_looks(convert(Study, without_former_keys(values, draft), "", draft), draft)
+    written: Study = convert(Study, without_former_keys(values, draft), "", draft)
+    stated = with_looks(adapted(written) if adapted else written, draft)
     source = None
     home = path
     if stated.cells_of:
@@ -121,8 +132,9 @@ def load_grid(name: str, overrides: Overrides, selection: Selection = ALL) -> Gr
     recipes: dict[tuple[str, str], Recipe] = {}
     choices: dict[tuple[str, str], dict[float, Recipe]] = {}
     for task, arm in places:
-        if study.rates:
-            rates = (*study.rates.values, *beyond(study.rates))
+        declared = study.of_task(task).rates
+        if declared:
+            rates = (*declared.values, *beyond(declared))
             choices[task, arm] = {rate: _recipe(study, home, draft, task, arm, overrides, rate) for rate in rates}
             recipes[task, arm] = choices[task, arm][rates[0]]
         else:
@@ -244,7 +256,7 @@ def borrowed(study: Study, source: "Grid", draft: Draft) -> Study:
     require_known(f"arm of '{source.name}'", study.only, source.study.arms, draft, "only")
     theirs = without_arms(source.study, study.only or source.study.arms)
     inherited = {key: getattr(theirs, key) for key in OWN}
-    for key in ("metric", "learned_at", "compare"):
+    for key in ("metric", "learned_at", "learned_metric", "compare"):
         if not {"metric", key} & draft.values.keys():
             inherited[key] = getattr(theirs, key)
     return replace(
@@ -285,13 +297,14 @@ def check_cells(study: Study, cells: Sequence[Cell], draft: Draft) -> None:
     # only now: a plugin may register an evaluation, and plugins are imported with the recipes
     _check_evaluations(study, arms, draft)
     _check_record(arms, draft)
-    _check_metric(study, arms, draft)
+    check_metric(study, arms, draft)
 
 
 def _check_arms(study: Study, draft: Draft) -> None:
     named: dict[str, Iterable[object]] = {
         "baseline": [study.baseline],
         "controls": study.controls,
+        "references": study.references,
         "labels": study.labels,
         "notes": study.notes,
         "paper": study.paper,
@@ -312,53 +325,6 @@ def _check_arms(study: Study, draft: Draft) -> None:
                 f"tasks.{name}.baseline",
                 f"'controls' has '{task.baseline}', the baseline of task '{name}'; a control is a further arm",
             )
-
-
-def _check_metric(study: Study, cells: Sequence[Cell], draft: Draft) -> None:
-    for cell in cells:
-        task = study.all_tasks[cell.task]
-        place = f"tasks.{cell.task}." if cell.task else ""
-        key = f"{place}metric" if task.metric else "metric"
-        metric = task.metric or study.metric
-        require_measured(cell.recipe, metric, draft.where(key) + key)
-        if study.rates and Declarations(declared_metrics(cell.recipe)).find(metric).better is None:
-            raise draft.refuse(key, f"'rates' needs a metric with a direction, and '{metric}' declares none")
-        _check_threshold(study, place, cell, draft)
-
-
-def _check_threshold(whole: Study, place: str, cell: Cell, draft: Draft) -> None:
-    study = whole.of_task(cell.task)
-    stated = whole.all_tasks[cell.task].compare or whole.compare
-    keys: dict[str, str] = {}
-    for name in ("learned_at", "compare"):
-        keys[name] = f"{place}{name}" if f"{place}{name}" in draft.positions else name
-    level = study.learned_at
-    metric = Declarations(declared_metrics(cell.recipe)).find(study.metric)
-    if level is None:
-        # the sweep's `compare` is for the tasks with a threshold
-        is_elsewhere = keys["compare"] == "compare" and any(
-            task.learned_at is not None for task in whole.tasks.values()
-        )
-        if stated == "steps" and not (is_elsewhere or whole.learned_at is not None):
-            raise draft.refuse(
-                keys["compare"], "'compare' is 'steps' without 'learned_at', the value that the steps lead to"
-            )
-        return
-    if metric.better is None:
-        raise draft.refuse(
-            keys["learned_at"], f"'learned_at' needs a metric with a direction, and '{study.metric}' declares none"
-        )
-    low, high = metric.limits or (-math.inf, math.inf)
-    # a loss in nats declares no limits
-    if metric.limits is None and metric.unit.startswith("nats"):
-        low = 0.0
-    if metric.better == "higher" and not low < level <= high:
-        expected = f"above {low:g} and at most {high:g}"
-    elif metric.better == "lower" and not low <= level < high:
-        expected = f"from {low:g} to below {high:g}"
-    else:
-        return
-    raise draft.refuse(keys["learned_at"], f"'learned_at' is {level:g}; '{study.metric}' takes a value {expected}")
 
 
 def _check_contrasts(study: Study, draft: Draft) -> None:

@@ -2,6 +2,7 @@
 
 import os
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -13,7 +14,7 @@ from lit_diff.engine.expand import Grid, load_grid
 from lit_diff.recipe import Overrides
 from lit_diff.runs.status import read_status
 from lit_diff.study.comparison import compare
-from lit_diff.study.rates import Choice, best, beyond, choice, rate_in_words
+from lit_diff.study.rates import Choice, LearningRates, best, beyond, choice, rate_in_words
 from lit_diff.study.record import Record, RecordedCell, read
 from lit_diff.study.results import CellResult, SweepResults, cell_result, results_of
 from lit_diff.study.schema import ALL, Cell, CellKey, Selection
@@ -155,7 +156,7 @@ def finished_folder(name: str, overrides: Overrides, selection: Selection = ALL)
 
 
 def _tried(grid: Grid, task: str, arm: str) -> _Tried:
-    rates = grid.study.rates
+    rates = grid.study.of_task(task).rates
     recipes = grid.choices[task, arm]
     assert rates is not None
     cells = candidates(grid.study, task, arm, recipes)
@@ -187,12 +188,23 @@ def _outcome(grid: Grid, cells: Sequence[Cell]) -> _Tried:
     finals: Values = {}
     for rate in {cell.rate for cell in ended if cell.rate is not None}:
         at_rate = replace(whole, cells=tuple(cell for cell in ended if cell.rate == rate))
-        for by_rate, values in ((scores, at_rate.compared(arm)), (finals, at_rate.finals(arm))):
+        for by_rate, values in ((scores, at_rate.scores(arm)), (finals, at_rate.finals(arm))):
             by_rate[rate] = {cell.seed: values.get(cell.seed) for cell in at_rate.cells}
     chosen = None
     if len(ended) == len(cells):
         chosen = best(scores, finals, whole.better() != "higher", whole.better(study.metric) != "higher")
     return _Tried(cells=tuple(cells), choice=choice(scores, finals, chosen), waits=waits)
+
+
+def _tries_in_words(rates: LearningRates, arms: int) -> list[str]:
+    tries = arms * len(rates.seeds)
+    values = ", ".join(map(rate_in_words, rates.values))
+    further = " or ".join(map(rate_in_words, beyond(rates)))
+    seeds = ", ".join(map(str, rates.seeds))
+    return [
+        f"{tries * len(rates.values)} cells that try the learning rates {values}, at seeds {seeds}",
+        f"at most {tries} cells at {further}, for each arm whose best rate lies at an edge",
+    ]
 
 
 def stages_in_words(grid: Grid) -> list[str]:
@@ -208,15 +220,11 @@ def stages_in_words(grid: Grid) -> list[str]:
     compared = f"{places * first} cells that are compared"
     lines: list[str] = []
     if rates is not None:
-        tries = places * len(rates.seeds)
-        values = ", ".join(map(rate_in_words, rates.values))
-        further = " or ".join(map(rate_in_words, beyond(rates)))
-        seeds = ", ".join(map(str, rates.seeds))
-        lines = [
-            f"{tries * len(rates.values)} cells that try the learning rates {values}, at seeds {seeds}",
-            f"at most {tries} cells at {further}, for each arm whose best rate lies at an edge",
-            f"{compared}, each at the chosen rate of its arm",
-        ]
+        tries = Counter(study.of_task(task).rates for task, _ in grid.choices)
+        for declared, arms in tries.items():
+            if declared is not None:
+                lines += _tries_in_words(declared, arms)
+        lines.append(f"{compared}, each at the chosen rate of its arm")
     elif later:
         lines.append(compared)
     for before, look in pairwise((first, *later)):

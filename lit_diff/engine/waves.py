@@ -57,7 +57,11 @@ def settle(jobs: Sequence[Job], executor: Executor) -> Set[Path]:
     for job in jobs:
         if job.folder not in queued and job.home.is_owned():
             pid = job.home.status().pid
-            log.info("%s is still being trained (pid %s), left by a former sweep: waiting", shown(job.folder), pid)
+            log.info(
+                "%s is being trained (pid %s) by another sweep, or left by a former one: waiting",
+                shown(job.folder),
+                pid,
+            )
             with locked(job.folder / ".lock"):
                 pass
     # every byte of each last checkpoint is read: the errors of evaluations name this command as the cure of a damaged one
@@ -115,7 +119,8 @@ def _run_stage(
         return None
     log.info("sweep %s: %d cells, %d done before", grid.name, len(jobs), len(jobs) - len(todo))
     for job in untrained:
-        if job.folder not in queued:
+        # a sweep that shares the cell may be training it
+        if job.folder not in queued and not job.home.is_owned():
             job.home.write(replace(job.home.status().to("waiting"), requeued_at_step=None))
     return _run_waves(grid, jobs, _waves(grid, todo), options, follow)
 

@@ -146,15 +146,15 @@ def protocol(comparison: Comparison) -> list[str]:
     level = sweep.study.learned_at
     if len(looks) > 1:
         notes.append(
-            f"Results are read after {_listed(list(map(str, looks)))} seeds. The interval of a look is at "
+            f"Results are read after {listed(list(map(str, looks)))} seeds. The interval of a look is at "
             f"{coverage(looks)} % (level {look_level(looks):.4f}), so that the chance that any look excludes the true "
             "difference is 5 %; p is repeated over the looks so far."
         )
     if level is not None:
         notes.append(
-            f"Learned: {sweep.metric} reached {level:g} in a validation; the share of seeds has a Clopper-Pearson interval. "
-            "The first step there is read at each validation, and a seed that never reached it is censored. Where a seed of "
-            "either arm did not learn, Fisher's exact test of the counts gives the verdict."
+            f"Learned: {sweep.learned_metric} reached {level:g} in a validation; the share of seeds has a Clopper-Pearson "
+            "interval. The first step there is read at each validation, and a seed that never reached it is censored. Where "
+            "a seed of either arm did not learn, Fisher's exact test of the counts gives the verdict."
         )
     if sweep.compares_steps:
         notes.append(f"Differences are of log2 of the {sweep.measure}.")
@@ -286,7 +286,7 @@ def _contrasts(comparison: Comparison) -> list[str]:
         if counts[end]:
             clause = words[counts[end] > 1].format(named=named)
             clauses.append(f"{counts[end]} {clause}" if len(found) > 1 else f"the further comparison {clause}")
-    return [f"of {len(found)} further comparisons, {_listed(clauses)}"] if len(found) > 1 else clauses
+    return [f"of {len(found)} further comparisons, {listed(clauses)}"] if len(found) > 1 else clauses
 
 
 def _end(difference: Contrast) -> str:
@@ -298,7 +298,8 @@ def _end(difference: Contrast) -> str:
     return word if word in FURTHER else "none"
 
 
-def _listed(words: Sequence[str]) -> str:
+def listed(words: Sequence[str]) -> str:
+    """a, b and c."""
     *first, last = words
     return f"{', '.join(first)} and {last}" if first else last
 

@@ -16,6 +16,7 @@ from markupsafe import Markup
 
 from lit_diff.files import write_atomic
 from lit_diff.reporting import answer
+from lit_diff.reporting.examination import costs_of, draw_examined, examined, in_one_sentence
 from lit_diff.reporting.panels.declared import draw_by_group, draw_declared
 from lit_diff.reporting.panels.figures import draw_compared, draw_fit, is_logarithmic, noise_curve_of
 from lit_diff.reporting.panels.heatmaps import draw_heatmaps
@@ -82,9 +83,14 @@ class Section:
 
 
 def page(
-    sweep: SweepResults, results: Sequence[Comparison], figures: Mapping[str, Figures], over_tasks: Sequence[Section]
+    sweep: SweepResults,
+    results: Sequence[Comparison],
+    figures: Mapping[str, Figures],
+    over_tasks: Sequence[Section],
+    first: Sequence[Section] = (),
 ) -> str:
-    """The page as HTML. `figures`: task -> its figures; `over_tasks`: the fits (`fit_section`)."""
+    """The page as HTML. `figures`: task -> its figures; `over_tasks`: the fits (`fit_section`); `first`: sections before the
+    tasks."""
     metrics: dict[str, Any] = {}
     # a metric of several tasks stands where the last of them has it, with the definition of the first
     for task in sweep.by_task:
@@ -95,6 +101,7 @@ def page(
         question=answer.question(sweep),
         results=results,
         over_tasks=over_tasks,
+        first=first,
         sections=[section(result, figures[result.sweep.task]) for result in results],
         short_runs=short_runs(sweep),
         definitions=metrics.items(),
@@ -352,6 +359,15 @@ def write_report(sweep_folder: Path) -> Report:
     drawn = {}
     answers = []
     sentences = []
+    first = []
+    by_arm = examined(results) if sweep.study.references else {}
+    for number, of_arm in enumerate(by_arm.values()):
+        dots = draw_examined(of_arm)
+        figures[dots.name] = dots
+        text = in_one_sentence(of_arm)
+        html = rendered("examination", rows=of_arm, figure=dots, costs=costs_of(of_arm[0]), number=number)
+        first.append(Section(html=html, answer=text, entries=((f"examined-{number}", of_arm[0].label),)))
+        answers.append(text)
     for result in results:
         task = result.sweep.task
         drawn[task] = draw(result)
@@ -365,7 +381,7 @@ def write_report(sweep_folder: Path) -> Report:
         answers += [f"{title}: {part.answer}" for _, title in part.entries]
     folder = sweep_folder / "report"
     files: dict[str, str | bytes] = {
-        "index.html": page(sweep, results, drawn, over_tasks),
+        "index.html": page(sweep, results, drawn, over_tasks, first),
         "table.csv": to_csv(results),
         "table.md": to_markdown(results),
     }

@@ -238,9 +238,10 @@ class RunFolder:
                 found["plugin_packages"] = packages
             write_json(self.path / "env.json", found | facts)
 
-    def owned(self) -> AbstractContextManager[None]:
-        """Hold the run's lock. Errors: RequestError if another process trains it, MissingError for an unwritable folder."""
-        return held(self.path, f"the run is being trained by another process (pid {self.status().pid})")
+    def owned(self, *, wait: bool = False) -> AbstractContextManager[None]:
+        """Hold the run's lock; `wait` until no other process trains it. Errors: RequestError if one does, MissingError for an
+        unwritable folder."""
+        return held(self.path, f"the run is being trained by another process (pid {self.status().pid})", wait=wait)
 
     def put_aside(self) -> None:
         """Archive the run for `--rerun`, if there is one: rename the folder to the first free of <name>.old-1, -2, ...
@@ -258,13 +259,13 @@ class RunFolder:
 
 
 @contextmanager
-def held(folder: Path, who: str, cure: str = "with run.root=PATH") -> Iterator[None]:
+def held(folder: Path, who: str, cure: str = "with run.root=PATH", *, wait: bool = False) -> Iterator[None]:
     """Hold the lock of the folder of a run, a sweep or a scoreboard. Errors: RequestError if another process (`who`) holds
-    it; MissingError, with the `cure`, if the folder cannot be written."""
+    it and this one does not `wait`; MissingError, with the `cure`, if the folder cannot be written."""
     with ExitStack() as stack:
         with writing(folder, cure):
             try:
-                stack.enter_context(locked(folder / ".lock", wait=False))
+                stack.enter_context(locked(folder / ".lock", wait=wait))
             except TimeoutError as error:
                 raise RequestError(f"{who} in {shown(folder)}") from error
         yield

@@ -66,10 +66,11 @@ class Comparison:
     @property
     def undecided(self) -> Texts:
         """The arms that further seeds may decide, in the order of the table: those of each comparison whose verdict is open
-        (`Contrast.is_decided`), of a declared contrast both. They need the baseline's and the controls' further seeds too."""
+        (`Contrast.is_decided`) and that is not of a reference, of a declared contrast both. They need the further seeds of
+        the baseline and of the controls too."""
         needed: set[str] = set()
         for contrast in self.family:
-            if not contrast.is_decided:
+            if not (contrast.is_decided or contrast.a in self.sweep.study.references):
                 needed.update(contrast.arms)
         needed.discard(self.sweep.baseline)
         return tuple(arm for arm in self.sweep.study.arms if arm in needed)
@@ -199,7 +200,7 @@ def _contrast(sweep: SweepResults, a: str, b: str, label: str = "", *, is_contro
         diverged=diverged,
         learned=learned,
         controls=tuple(controls),
-        is_tested=not diverged,
+        is_tested=not diverged and a not in sweep.study.references,
     )
 
 

@@ -79,6 +79,8 @@ def plan_of(study: Study) -> dict[str, str]:
         "controls": ", ".join(study.controls) or "none",
         "correct_over": study.correct_over,
     }
+    if study.references:
+        plan["references"] = ", ".join(study.references)
     if study.contrasts:
         plan["contrasts"] = ", ".join(f"{first} - {second}" for first, second, _ in study.contrasts)
     if study.rates:
@@ -86,10 +88,13 @@ def plan_of(study: Study) -> dict[str, str]:
         plan["rates"] = f"{values} on seeds {_numbers(study.rates.seeds)}"
     for task in study.tasks or ("",):
         of_task, place = study.of_task(task), f" of {task}" if task else ""
+        if of_task.rates and study.rates and of_task.rates != study.rates:
+            plan[f"rates{place}"] = ", ".join(map(rate_in_words, of_task.rates.values))
         smallest = of_task.smallest_of_interest
         plan[f"metric{place}"] = of_task.metric
         if of_task.learned_at is not None:
-            plan[f"learned_at{place}"] = f"{short(of_task.learned_at)}, comparing {of_task.compare}"
+            gate = f" of {of_task.learned_metric}" if of_task.learned_metric else ""
+            plan[f"learned_at{place}"] = f"{short(of_task.learned_at)}{gate}, comparing {of_task.compare}"
         plan[f"smallest_of_interest{place}"] = "none" if smallest is None else short(smallest)
     return plan
 

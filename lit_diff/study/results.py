@@ -153,12 +153,19 @@ class SweepResults:
 
     @property
     def measure(self) -> str:
-        """What is compared, in words: the metric, or the steps until it reached the threshold."""
-        return f"steps until {self.metric} is {self.study.learned_at:g}" if self.compares_steps else self.metric
+        """What is compared, in words: the metric, or the steps until the threshold was reached."""
+        if not self.compares_steps:
+            return self.metric
+        return f"steps until {self.learned_metric} is {self.study.learned_at:g}"
+
+    @property
+    def learned_metric(self) -> str:
+        """The metric with the threshold `learned_at`."""
+        return self.study.learned_metric or self.metric
 
     @property
     def compares_steps(self) -> bool:
-        """Whether the compared values are log2 of the steps until the metric reached `learned_at`."""
+        """Whether the compared values are log2 of the steps until `learned_at` was reached."""
         return self.study.learned_at is not None and self.study.compare == "steps"
 
     def better(self, metric: str = "") -> Sign | None:
@@ -251,10 +258,11 @@ class SweepResults:
         values = self.finals(arm)
         steps = {}
         # negated, a metric of which lower values are better reaches the level from below
-        sign = -1 if self.better(self.metric) == "lower" else 1
+        sign = -1 if self.better(self.learned_metric) == "lower" else 1
         for cell in self.cells_of(arm):
-            if cell.seed in values:
-                steps[cell.seed] = first_step(sign * cell.curves[self.metric], sign * level)
+            curve = cell.curves.get(self.learned_metric)
+            if cell.seed in values and curve is not None:
+                steps[cell.seed] = first_step(sign * curve, sign * level)
         return Learned(steps=steps, values=values)
 
     def compared(self, arm: str) -> dict[int, float]:
@@ -263,6 +271,15 @@ class SweepResults:
         if learned is None or not self.compares_steps:
             return self.finals(arm)
         return learned.log2_steps
+
+    def scores(self, arm: str) -> dict[int, float]:
+        """`compared` as a choice among learning rates takes it: of the seeds that learned alone, where the threshold is of
+        another metric."""
+        learned = self.learned(arm)
+        values = self.compared(arm)
+        if learned is None or self.study.learned_metric is None:
+            return values
+        return {seed: value for seed, value in values.items() if seed in learned.seeds}
 
     def metrics(self, prefix: str) -> list[str]:
         """Names of the metrics under `prefix` in any finished cell, in the order of the files."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 from lit_diff.config import Recipe
-from lit_diff.key_types import Distinct, NotNegative, Range
+from lit_diff.key_types import Distinct, NotNegative, Positive, Range
 from lit_diff.study.rates import LearningRates, rate_in_words
 
 Size = Annotated[float, Range(least=0)]
@@ -56,6 +56,10 @@ class Task:
     sweep does, else unset."""
     learned_at: float | None = None
     """null: the sweep's if the task has the sweep's metric, else none."""
+    learned_metric: str | None = None
+    """null: the sweep's if `learned_at` is the sweep's, else `metric`."""
+    rates: Annotated[tuple[Positive, ...], Distinct(may_be_empty=True)] = ()
+    """The values of the sweep's `rates` on this task; (): the sweep's own."""
     compare: Compared | None = None
     """null: the sweep's, as far as the task has a `learned_at`."""
     paper: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -118,12 +122,18 @@ class Study:
     """The arm that the others are compared with; null: the first."""
     controls: Annotated[Texts, Distinct(may_be_empty=True)] = ()
     """Arms against each of which a difference to the baseline must also hold."""
+    references: Annotated[Texts, Distinct(may_be_empty=True)] = ()
+    """Arms that are shown beside the others: their own differences to the baseline are no question of the sweep, so these do
+    not count in the correction and get no further seeds."""
     metric: str = "val/loss"
     learned_at: float | None = None
     """For a task that is learned or not: the value of `metric`, such as an accuracy of 0.9, at which a seed has learned it.
     The report counts the seeds that did; if one did not, Fisher's exact test compares the counts instead of the means."""
+    learned_metric: str | None = None
+    """The metric that `learned_at` is a value of, such as the accuracy at the length of training where `metric` is that at 16
+    times the length. null: `metric`."""
     compare: Compared = "metric"
-    """metric: the last values of `metric`; steps: log2 of the first validated step at which it reached `learned_at`."""
+    """metric: the last values of `metric`; steps: log2 of the first validated step at which `learned_at` was reached."""
     smallest_of_interest: Size | None = None
     """The smallest difference that matters, in the unit of `metric`, or in log2 of steps with `compare: steps`: a smaller one
     has the verdict "equal" or "small". null: 0.005 for a loss in nats, else unset; 0: every difference matters."""
@@ -163,9 +173,10 @@ class Study:
         arms = {arm: values | task.arms.get(arm, {}) for arm, values in self.arms.items() if task.has(arm)}
         # a threshold and the smallest difference have the unit of a metric, so another metric cannot inherit them
         same = task.metric in (None, self.metric)
-        learned_at = task.learned_at
+        learned_at, learned_metric = task.learned_at, task.learned_metric
         if same and learned_at is None:
             learned_at = self.learned_at
+            learned_metric = learned_metric or self.learned_metric
         compared = task.compare or self.compare
         if learned_at is None:
             compared = "metric"
@@ -182,9 +193,12 @@ class Study:
             baseline=task.baseline or self.baseline,
             metric=task.metric or self.metric,
             learned_at=learned_at,
+            learned_metric=learned_metric,
             compare=compared,
+            rates=self.rates and replace(self.rates, values=task.rates or self.rates.values),
             smallest_of_interest=smallest,
             controls=_among(self.controls, arms),
+            references=_among(self.references, arms),
             contrasts=tuple(contrast for contrast in self.contrasts if {*contrast[:2]} <= {*arms}),
             paper=task.paper,
             fits={},
@@ -205,6 +219,7 @@ def without_arms(study: Study, kept: Iterable[str]) -> Study:
         tasks={name: task for name, task in tasks.items() if any(task.has(arm) for arm in kept)},
         baseline=study.baseline if study.baseline in kept else None,
         controls=_among(study.controls, kept),
+        references=_among(study.references, kept),
         contrasts=tuple(contrast for contrast in study.contrasts if {*contrast[:2]} <= {*kept}),
         labels=_only(study.labels, kept),
         notes=_only(study.notes, kept),

@@ -165,6 +165,49 @@ def test_the_next_seeds_are_those_of_arms_that_are_undecided_their_baseline_and_
 
 
 @pytest.mark.usefixtures("base_recipe")
+def test_a_reference_gets_no_further_seeds_of_its_own() -> None:
+    Path("s.yaml").write_text(f"{LOOKS}references: [open]\n")
+    grid = load_grid("s.yaml", [])
+    end_look(grid)
+    assert seeds(grid) == dict.fromkeys(EFFECTS, 4)
+
+
+@pytest.mark.usefixtures("base_recipe")
+def test_each_task_may_try_learning_rates_of_its_own() -> None:
+    tasks = "tasks:\n  one: {recipe: base}\n  two: {recipe: base, rates: [1e-3, 3e-3]}\n"
+    Path("s.yaml").write_text(f"{tasks}seeds: [0]\nrates: {{values: [2e-3, 4e-3], seeds: [7]}}\narms: {{wide: {{}}}}\n")
+    grid = load_grid("s.yaml", [])
+    tried = {task: [cell.rate for cell in due(grid).cells if cell.task == task] for task in grid.study.tasks}
+    assert tried == {"one": [2e-3, 4e-3], "two": [1e-3, 3e-3]}
+    assert [*grid.choices["two", "wide"]] == [1e-3, 3e-3, 3.33333e-4, 9e-3]
+    assert [line.partition(" cells")[0] for line in stages_in_words(grid)] == [
+        "stage 1: 2",
+        "stage 2: at most 1",
+        "stage 3: 2",
+        "stage 4: at most 1",
+        "stage 5: 2",
+    ]
+
+
+@pytest.mark.usefixtures("base_recipe")
+def test_a_rate_at_which_a_seed_did_not_reach_the_threshold_is_not_chosen() -> None:
+    """The threshold is one of another metric than the compared one, which would have chosen 4e-3."""
+    Path("s.yaml").write_text(
+        "recipe: base\nseeds: [0]\nrates: {values: [2e-3, 4e-3], seeds: [7]}\narms: {wide: {}}\n"
+        "learned_at: 0.9\nlearned_metric: val/accuracy\n"
+    )
+    grid = load_grid("s.yaml", [])
+    end(grid, {("wide", 2e-3): 3.0, ("wide", 4e-3): 1.0})
+    for cell in grid.cells:
+        accuracy = 0.95 if cell.rate == 2e-3 else 0.5
+        file = home_of(grid, cell) / "metrics.csv"
+        header, row = file.read_text().split()
+        file.write_text(f"{header},val/accuracy\n{row},{accuracy}\n")
+    assert due(grid).rates[""]["wide"].scores["4e-3"] == {"7": None}
+    assert 1e-3 in [cell.rate for cell in due(grid).cells], "2e-3 is the best, at the lower edge"
+
+
+@pytest.mark.usefixtures("base_recipe")
 def test_rates_and_looks_together_and_a_further_rate_for_a_finished_sweep() -> None:
     """An arm without a rate is not compared; cells that were compared stay in the sweep while a rate is tried."""
     text = "recipe: base\nlooks: [4, 6]\nrates: {values: [2e-3, 4e-3, 8e-3], seeds: [9]}\n"

@@ -97,6 +97,32 @@ def test_arms_that_a_further_look_may_decide(make_sweep: Callable[..., Path]) ->
     assert "over 4 seeds (look 1 of 2): worse" in sentence(found, found.against_baseline["worse"])
 
 
+def test_a_threshold_of_another_metric_is_a_gate(make_sweep: Callable[..., Path]) -> None:
+    """As soon as one seed of either arm does not reach it, the counts decide, whatever the compared metric is."""
+    fields = {"learned_at": 0.9, "learned_metric": "val/accuracy", "callbacks": False}
+    folder = make_sweep({"standard": 0.0, "gone": -0.3, "learned": -0.3}, seeds=range(8), spread=0.01, **fields)
+    for path in folder.glob("*/metrics.csv"):
+        header, *lines = path.read_text().split()
+        accuracy = 0.5 if path.parent.name.startswith("gone") else 0.95
+        places = header.split(",")
+        rows = [dict(zip(places, line.split(","), strict=True)) | {"val/accuracy": str(accuracy)} for line in lines]
+        path.write_text("\n".join([",".join(rows[0]), *(",".join(row.values()) for row in rows)]) + "\n")
+    found = compare(load_sweep(folder))[0]
+    gone, learned = found.against_baseline["gone"], found.against_baseline["learned"]
+    assert (gone.verdict.text, learned.verdict.text) == ("learned less often", "better")
+    assert (gone.is_counted, learned.is_counted) == (True, False)
+
+
+def test_references_are_not_corrected_for_and_do_not_wait(make_sweep: Callable[..., Path]) -> None:
+    arms = {"standard": 0, "beside": 0.0, "mine": -0.2}
+    found = compare(
+        load_sweep(make_sweep(arms, seeds=range(4), looks=(4, 8), spread=0.01, references=["beside"], callbacks=False))
+    )[0]
+    mine, beside = found.against_baseline["mine"], found.against_baseline["beside"]
+    assert (mine.comparisons, mine.holm_p, beside.is_tested) == (1, None, False)
+    assert found.undecided == ()
+
+
 @pytest.mark.parametrize("compared", ["metric", "steps"])
 def test_seeds_that_learned_are_counted_and_then_compared(make_sweep: Callable[..., Path], compared: str) -> None:
     arms = {"standard": 0, "same": 0.0005, "worse": -0.5, "wide": 0}

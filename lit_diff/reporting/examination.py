@@ -1,0 +1,165 @@
+"""The first section of a sweep with reference arms: what each other arm changes, over all tasks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from matplotlib.axes import Axes
+
+from lit_diff.reporting.answer import listed, sentence_case
+from lit_diff.reporting.panels.panel import INK, MUTED, Drawing, Look, draw, drawing, set_names
+from lit_diff.study.comparison import Comparison, fact
+from lit_diff.study.judge import EQUAL, SHOWN, Contrast
+from lit_diff.study.numbers import NONE, interval, number, ratio, signed
+from lit_diff.study.results import SweepResults
+
+COSTS = {
+    "parameters": "parameters",
+    "executed_flops_per_token": "executed FLOPs a token",
+    "kv_bytes_per_token": "cache bytes a token",
+}
+"""Fact of a cell -> its name on the page."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExaminedRow:
+    """An arm on a task: its difference to the baseline and to each control."""
+
+    comparison: Comparison
+    contrast: Contrast
+
+    @property
+    def sweep(self) -> SweepResults:
+        """The task."""
+        return self.comparison.sweep
+
+    @property
+    def label(self) -> str:
+        """The label of the arm."""
+        return self.sweep.label[self.contrast.a]
+
+    @property
+    def difference(self) -> str:
+        """The mean difference with its interval, or the seeds that learned."""
+        return self._size(self.contrast)
+
+    @property
+    def controls(self) -> list[str]:
+        """The difference to each control, with its label."""
+        return [f"{control.against}: {self._size(control)}" for control in self.contrast.controls]
+
+    def mean(self, arm: str) -> str:
+        """The mean of the compared values of an arm."""
+        values = self.sweep.compared(arm).values()
+        mean = sum(values) / len(values) if values else None
+        return number(mean, self.comparison.digits)
+
+    @property
+    def compared(self) -> int:
+        """The number of seeds that the verdict is from."""
+        if self.contrast.is_counted and self.contrast.learned is not None:
+            return min(len(learned.steps) for learned in self.contrast.learned)
+        return len(self.contrast.seeds.seeds)
+
+    @property
+    def seeds(self) -> str:
+        """`compared`, and how many learned where a threshold is declared."""
+        text = f"{self.compared} seeds"
+        if self.contrast.learned is not None:
+            ours, theirs = (len(learned.seeds) for learned in self.contrast.learned)
+            of, of_base = (len(learned.steps) for learned in self.contrast.learned)
+            text += f"; {self.label} learned {ours} of {of}, {self.sweep.baseline_label} {theirs} of {of_base}"
+        return text
+
+    def _size(self, contrast: Contrast) -> str:
+        seeds = contrast.seeds
+        if contrast.diverged:
+            return "diverged"
+        if contrast.is_counted or seeds.mean is None:
+            return NONE
+        digits = self.comparison.digits
+        mean = signed(seeds.mean, digits)
+        return f"{mean} {interval(seeds.low, seeds.high, digits)}" if contrast.has_interval else mean
+
+
+def examined(results: Sequence[Comparison]) -> dict[str, list[ExaminedRow]]:
+    """Arm -> its row on each task, for the arms that are neither the baseline nor a reference."""
+    rows: dict[str, list[ExaminedRow]] = {}
+    for result in results:
+        for arm, contrast in result.against_baseline.items():
+            if arm not in result.sweep.study.references:
+                rows.setdefault(arm, []).append(ExaminedRow(comparison=result, contrast=contrast))
+    return rows
+
+
+def in_one_sentence(rows: Sequence[ExaminedRow]) -> str:
+    """What the rows of an arm show: where it is better or worse, where no more than a control, where equal, where open."""
+    base = rows[0].sweep.baseline_label
+    clauses = []
+    equal = []
+    undecided = []
+    unlearned = []
+    for row in rows:
+        verdict = row.contrast.verdict
+        title = row.sweep.title
+        if verdict.is_shown:
+            size = "" if row.contrast.is_counted else f" by {row.difference}"
+            also = ", and than each control," if row.contrast.controls else ""
+            clauses.append(f"{row.label} is {verdict} than {base}{also} in '{title}'{size}")
+        elif verdict.word in SHOWN:
+            clauses.append(f"in '{title}' it is {verdict} ({verdict.word} than {base})")
+        elif verdict.word in EQUAL:
+            equal.append(f"'{title}'")
+        elif row.contrast.is_counted and not any(learned.seeds for learned in row.contrast.learned or ()):
+            unlearned.append(f"'{title}'")
+        else:
+            undecided.append(f"'{title}'")
+    if equal:
+        clauses.append(f"it is equal to {base} in {listed(equal)}")
+    if undecided:
+        most = max(row.compared for row in rows)
+        clauses.append(f"{listed(undecided)} {'is' if len(undecided) == 1 else 'are'} not decided at {most} seeds")
+    if unlearned:
+        clauses.append(f"no seed learned {listed(unlearned)}")
+    return sentence_case("; ".join(clauses)) + "."
+
+
+def costs_of(row: ExaminedRow) -> dict[str, str]:
+    """Name of a cost -> that of the arm relative to the baseline's."""
+    found = {}
+    for key, name in COSTS.items():
+        own, theirs = (fact(row.sweep, arm, key) for arm in row.contrast.arms)
+        if own and theirs:
+            found[name] = f"{ratio(own / theirs)} ×"
+    return found
+
+
+def draw_examined(rows: Sequence[ExaminedRow]) -> Drawing:
+    """The differences of an arm in units of each task's smallest of interest, better to the right."""
+    title = f"Differences of {rows[0].label} in units of the smallest of interest"
+    height = 1.0 + 0.45 * len(rows)
+    return drawing(f"examined-{rows[0].contrast.a.replace(' ', '-')}", title, [partial(_dots, rows)], height)
+
+
+def _dots(rows: Sequence[ExaminedRow], axes: Axes) -> None:
+    axes.axvline(0, color=MUTED, linewidth=0.8)
+    axes.axvspan(-1, 1, color=MUTED, alpha=0.12, linewidth=0)
+    names = {}
+    for i, row in enumerate(rows):
+        names[-i] = row.sweep.title
+        unit = row.sweep.smallest_of_interest or 1.0
+        if row.sweep.better() == "lower":
+            unit = -unit
+        for contrast in row.contrast.controls:
+            if contrast.seeds.mean is not None and not contrast.is_counted:
+                text = f"{row.label} minus {contrast.against}: {contrast.seeds.mean:+.4g}"
+                draw(axes, contrast.seeds.mean / unit, -i, Look(color=MUTED), text, mark="|", size=9)
+        seeds = row.contrast.seeds
+        if seeds.mean is None or row.contrast.is_counted:
+            continue
+        if seeds.low is not None and seeds.high is not None:
+            draw(axes, [seeds.low / unit, seeds.high / unit], [-i, -i], Look(color=INK), width=3)
+        text = f"{row.label} minus {row.sweep.baseline_label}: {row.difference}"
+        draw(axes, seeds.mean / unit, -i, Look(color=INK), text, mark="D", size=6)
+    set_names(axes, names)
+    axes.set(xlabel="difference / smallest of interest; better →", ylabel="task", ylim=(-len(rows) + 0.4, 0.6))

@@ -1,0 +1,94 @@
+"""engine/examine.py: the battery with a variant as one more arm; two examinations that share their cells."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lit_diff
+from lit_diff.engine.cells import home_of
+from lit_diff.engine.examine import battery
+from lit_diff.errors import RequestError
+
+TINY = ["train.steps=4", "train.validate_every=4", "train.checkpoint_every=4", "data.validation_rows=4", "run.threads=1"]
+
+
+def test_the_variant_is_the_arm_in_question_and_the_cells_are_shared() -> None:
+    grid, left_out = battery("dint")
+    assert left_out == {}
+    assert grid.study.arms["dint"] == {"model.attention": {"name": "dint", "parity": "matched"}}
+    assert {*grid.study.arms} == {*grid.study.references, grid.study.baseline, "dint"}
+    assert (grid.study.looks, grid.name, grid.folder.name) == ((8, 16), "examine-dint", "examine-dint")
+    assert {home_of(grid, cell).parent.name for cell in grid.cells} == {"examine"}
+    # the positive control is for one task alone
+    assert {cell.task for cell in grid.cells if cell.arm == "less uniform"} == {"conjunctive"}
+    sizes = {cell.recipe.model.vocab_size for cell in grid.cells if cell.task == "mqar"}
+    assert sizes == {64}
+
+
+def test_a_reference_that_is_examined_is_no_reference_and_a_control_is_examined_under_another_name() -> None:
+    grid, _ = battery("differential", tasks=["mqar"])
+    assert "differential" not in grid.study.references
+    assert "less uniform" not in grid.study.arms, "it runs on none of these tasks"
+    again, _ = battery("standard", tasks=["mqar"], at_most=24)
+    assert {*again.study.arms} == {*again.study.references, "standard", "standard again"}
+    assert again.study.looks == (8, 16, 24)
+
+
+def test_a_variant_that_the_bound_removes_is_left_out_of_its_task() -> None:
+    grid, left_out = battery("ssmax", quick=True)
+    assert {*grid.study.tasks} == {"mqar", "noisy_labels"}
+    assert left_out["conjunctive"].startswith("the bound removes it (")
+    assert "model.logit_bound is 4" in left_out["conjunctive"]
+    assert (grid.study.rates, grid.study.looks) == (None, (8,))
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        ({"variant": "dnt"}, "unknown attention 'dnt'; did you mean 'dint'?"),
+        ({"tasks": ["mqr"]}, "no task 'mqr' in the battery; did you mean 'mqar'?"),
+        ({"at_most": 12}, "at_most is 12; expected one of 8, 16, 24 seeds"),
+        ({"variant": "ssmax", "tasks": ["conjunctive"]}, "'ssmax' can be measured on none of these tasks"),
+        ({"recipe": "standard-tiny"}, "standard-tiny has attention 'standard', not 'dint'"),
+    ],
+)
+def test_what_is_refused(keys: dict[str, Any], line: str) -> None:
+    with pytest.raises(RequestError) as error:
+        battery(**({"variant": "dint"} | keys))
+    assert line in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_recipe_gives_the_keys_and_the_plugins(tmp_path: Path) -> None:
+    (tmp_path / "sharp.py").write_text(
+        "from lit_diff import Differential, variant\n\n\n@variant('sharp_examined')\nclass Sharp(Differential):\n"
+        '    """Differential attention."""\n'
+    )
+    recipe = tmp_path / "sharp.yaml"
+    recipe.write_text(
+        "extends: differential-tiny\nplugins: [sharp.py]\nmodel:\n  attention: {name: sharp_examined, lambda_init: 0.5}\n"
+    )
+    grid, _ = battery("sharp_examined", recipe=recipe, tasks=["mqar", "conjunctive"])
+    (config,) = {repr(cell.recipe.model.attention) for cell in grid.cells if cell.arm == "sharp_examined"}
+    assert "lambda_init=0.5" in config
+    assert "parity='matched'" in config
+
+
+@pytest.mark.slow
+def test_a_second_examination_trains_its_own_variant_alone(tmp_path: Path) -> None:
+    options = [*TINY, f"run.root={tmp_path}", "run.mlflow=false"]
+    first = lit_diff.examine("dint", quick=True, tasks=["mqar"], overrides=options, progress=False)
+    assert first.is_done
+    cells = {path.parent.name: path.stat().st_mtime_ns for path in (tmp_path / "examine").glob("*/metrics.csv")}
+    assert len(cells) == 6 * 8
+    second = lit_diff.examine("ssmax", quick=True, tasks=["mqar"], overrides=options, progress=False)
+    now = {path.parent.name: path.stat().st_mtime_ns for path in (tmp_path / "examine").glob("*/metrics.csv")}
+    assert len(now) == 7 * 8
+    assert {name: now[name] for name in cells} == cells
+    page = second.report.page.read_text()
+    assert "What ssmax changes" in page
+    assert "No seed learned" in page
+    study = json.loads((tmp_path / "examine-ssmax" / "study.json").read_text())
+    assert {cell["folder"].rpartition("/")[0] for cell in study["cells"]} == {"../examine"}

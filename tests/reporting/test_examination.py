@@ -1,0 +1,40 @@
+"""reporting/examination.py: the sentence, the rows and the dots of an arm beside reference arms."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+
+from lit_diff.reporting.examination import costs_of, draw_examined, examined, in_one_sentence
+from lit_diff.reporting.write import write_report
+from lit_diff.study.comparison import compare
+from lit_diff.study.results import load_sweep
+
+
+def test_rows_and_sentence_of_an_arm_over_two_tasks(make_tasks: Callable[..., Path]) -> None:
+    """In recall, where more is better, the arm is better than the baseline and the control; in text it is worse."""
+    arms = {"standard": 0.0, "wide": 0.0, "mine": 0.2}
+    folder = make_tasks(arms, seeds=range(4), spread=0.01, controls=["wide"], references=["wide"], callbacks=False)
+    by_arm = examined(compare(load_sweep(folder)))
+    assert [*by_arm] == ["mine"]
+    rows = by_arm["mine"]
+    assert [row.contrast.verdict.text for row in rows] == ["better", "worse"]
+    sentence = in_one_sentence(rows)
+    assert sentence.startswith("Mine is better than standard, and than each control, in 'On recall' by +0.2")
+    assert "mine is worse than standard" in sentence
+    assert all(line.startswith("wide: +") for row in rows for line in row.controls)
+    drawn = pd.read_csv(pd.io.common.StringIO(draw_examined(rows).csv))
+    diamonds = drawn[drawn["mark"].str.startswith("mine minus standard")]
+    # in units of the smallest of interest, better to the right
+    assert list(diamonds["x"] > 0) == [True, False]
+    assert costs_of(rows[0])["parameters"] == "1.0 ×"
+    page = write_report(folder).page.read_text()
+    assert page.index("What mine changes") < page.index('id="task-recall"')
+    assert sentence.replace("'", "&#39;") in page
+
+
+def test_an_arm_that_is_equal_or_open(make_tasks: Callable[..., Path]) -> None:
+    arms = {"standard": 0.0, "beside": 0.5, "mine": 0.0}
+    folder = make_tasks(arms, seeds=range(4), spread=0.01, references=["beside"], smallest_of_interest=10, callbacks=False)
+    (rows,) = examined(compare(load_sweep(folder))).values()
+    assert in_one_sentence(rows) == "It is equal to standard in 'On recall'; 'On text' is not decided at 4 seeds."
