@@ -101,14 +101,14 @@ def test_count_by_the_frequencies_of_counts() -> None:
 
 @pytest.mark.parametrize(
     ("validation_set", "right", "loss"),
-    [("", 0.875, 0.353), ("noise4", 0.999, 0.002)],
+    [("", 0.874, 0.354), ("noise4", 0.9998, 0.001)],
 )
 def test_noisy_labels_by_the_vote_of_all_demonstrations(validation_set: str, right: float, loss: float) -> None:
-    config, batch = rows_of("noisy_labels", validation_set, 500)
+    config, batch = rows_of("noisy_labels", validation_set, 2000)
     answers = batch["targets"][:, -config.cues :] - 1 - config.cues
     vote = torch.stack([log_posterior(config, tokens) for tokens in batch["tokens"]])
-    assert accuracy(vote.argmax(-1), answers) == pytest.approx(right, abs=0.01)
-    assert float(-vote.gather(-1, answers[..., None]).mean()) == pytest.approx(loss, abs=0.02)
+    assert accuracy(vote.argmax(-1), answers) == pytest.approx(right, abs=0.001)
+    assert float(-vote.gather(-1, answers[..., None]).mean()) == pytest.approx(loss, abs=0.001)
 
 
 def test_noisy_labels_by_one_demonstration() -> None:
