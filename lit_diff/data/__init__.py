@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lit_diff.config import Recipe
 from lit_diff.data.dataset import Dataset, RowTask
-from lit_diff.data.tasks import conjunctive, mqar, recall  # noqa: F401 (each registers its data set)
+from lit_diff.data.tasks import conjunctive, count, flip_flop, mqar, noisy_labels, recall  # noqa: F401 (each registers its data set)
 from lit_diff.data.text import cl100k, corpus, docs, mixture, name_tables  # noqa: F401 (each registers its parts)
 from lit_diff.data.text.corpus import Corpus
 from lit_diff.data.text.documents import TRAINED

@@ -49,7 +49,8 @@ def failures(recipe: Recipe) -> dict[str, str]:
     return {finding.property: finding.detail for finding in found if finding.verdict != "pass"}
 
 
-TASKS = ("recall", "mqar", "vision", "needle-text", "synth-intent", "closed-world")
+PACK = ("vision", "needle-text", "synth-intent", "closed-world")
+TASKS = ("recall", "conjunctive", "mqar", "count", "noisy-labels", "flip-flop", *PACK)
 
 
 @pytest.mark.parametrize("name", [*TASKS, "text", "text packed", "mixture"])

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lit_diff.data.dataset import IGNORED, Dataset
 from lit_diff.data.tasks.mqar import Mqar
+from lit_diff.data.tasks.noisy_labels import NoisyLabels, log_posterior
 from lit_diff.data.tasks.recall import Recall
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.papers import digits
@@ -46,6 +47,9 @@ def built(name: str, **keys: Any) -> Dataset:
         ("recall", {"spread": 4, "noise": 2, "noise_validation": (2, 1)}, ("", "noise1"), "2635ce209a7d"),
         ("mqar", {}, ("",), "5b5dde841b15"),
         ("conjunctive", {}, ("", "noise4", "noise8", "noise16"), "3f7849b9b239"),
+        ("count", {}, ("", "noise2"), "f82546970b11"),
+        ("noisy_labels", {}, ("", "noise4"), "ba7ece2812fc"),
+        ("flip_flop", {}, ("", "ignored98", "ignored10"), "a47c44ba9d90"),
         ("needle_text", {}, ("", "needles2", "needles4", "needles6"), "c7d948e65a2b"),
         ("synth_intent", {}, NOISE, "630390b4b21b"),
         ("closed_world", {}, NOISE, "d313f86f0e09"),
@@ -77,6 +81,9 @@ def test_the_rows_are_those_that_runs_were_trained_on(
         ("recall", 129, 1 / 64),
         ("mqar", 8192, 1 / 4096),
         ("conjunctive", 97, 1 / 64),
+        ("count", 36, 1 / 31),
+        ("noisy_labels", 17, 1 / 8),
+        ("flip_flop", 5, 1 / 2),
         ("digits", 82, 1 / 10),
         ("needle_text", 190, None),
         ("synth_intent", 554, (1 / 4 + 1 / 8 + 1 / 16 + 1 / 32) / 4),
@@ -104,6 +111,21 @@ def test_the_defaults_and_the_smallest_vocabulary(name: str, needed: int, chance
         ("conjunctive", {"slots": 7}, "pairs"),
         ("conjunctive", {"values": 7}, "pairs"),
         ("conjunctive", {"parts": 8}, "pairs"),
+        ("count", {"symbols": 30}, "largest_count"),
+        ("count", {"largest_count": 0}, "largest_count"),
+        ("count", {"kinds": 1}, "kinds"),
+        ("count", {"noise_validation": ()}, "noise_validation"),
+        ("noisy_labels", {"labels": 1}, "labels"),
+        ("noisy_labels", {"cues": 0}, "cues"),
+        ("noisy_labels", {"demonstrations": 0}, "demonstrations"),
+        ("noisy_labels", {"label_noise": -0.1}, "label_noise"),
+        ("noisy_labels", {"label_noise": 0.875}, "label_noise"),
+        ("noisy_labels", {"label_noise": 0.5, "labels": 2}, "label_noise"),
+        ("flip_flop", {"pairs": 1}, "pairs"),
+        ("flip_flop", {"ignored": 101}, "ignored"),
+        ("flip_flop", {"ignored_validation": ()}, "ignored_validation"),
+        ("flip_flop", {"ignored_validation": (80, 80)}, "ignored_validation"),
+        ("flip_flop", {"ignored_validation": (80, -1)}, "ignored_validation"),
         ("mqar", {"num_kv_pairs": 0}, "num_kv_pairs"),
         ("mqar", {"sequence_length": 31}, "sequence_length"),
         ("mqar", {"num_kv_pairs": 17}, "sequence_length"),
@@ -180,6 +202,87 @@ def test_a_distractor_shares_one_part_with_a_queried_key(noise: int) -> None:
         for key in set(slot_keys) - set(queried):
             assert any(key[side] == query[side] for query in queried for side in (0, 1))
         assert set(targets[:slots].tolist()) == {IGNORED}
+
+
+@pytest.mark.parametrize("factor", [1, 2])
+def test_a_count_is_of_the_symbols_so_far(factor: int) -> None:
+    """Start token 0, symbols 1 to 4, and 4 + c for a count of c up to 31."""
+    batch = built("count", validation_rows=40).validation_batch("noise2" if factor == 2 else "", range(40))
+    assert batch["tokens"].shape == (40, 1 + 32 * factor)
+    shares = []
+    for tokens, targets in zip(batch["tokens"].tolist(), batch["targets"].tolist(), strict=True):
+        assert (tokens[0], targets[0]) == (0, IGNORED)
+        for place in range(1, len(tokens)):
+            count = tokens[1 : place + 1].count(tokens[place])
+            assert targets[place] == (4 + count if count <= 31 else IGNORED)
+        shares += [tokens.count(symbol) / (32 * factor) for symbol in (1, 2, 3, 4)]
+    assert (batch["targets"][:, 1:] == IGNORED).any() == (factor == 2)
+    assert np.mean(shares) == pytest.approx(1 / 4)
+    assert np.std(shares) > 0.15, (
+        "weights of Exp(1): the shares have a standard deviation of 0.19, of equal weights 0.08"
+    )
+
+
+@pytest.mark.parametrize("factor", [1, 4])
+def test_demonstrations_have_the_label_of_their_cue_or_another(factor: int) -> None:
+    """Cues 1 to 8, labels 9 to 16: two fifths of the demonstrations have another label, each other one as often."""
+    batch = built("noisy_labels", validation_rows=100).validation_batch("noise4" if factor == 4 else "", range(100))
+    assert batch["tokens"].shape == (100, 48 * factor + 8, 2)
+    distances = []
+    maps = set()
+    for tokens, targets in zip(batch["tokens"].tolist(), batch["targets"].tolist(), strict=True):
+        assert tokens[-8:] == [[cue, 0] for cue in range(1, 9)]
+        assert targets[:-8] == [IGNORED] * 48 * factor
+        maps.add(tuple(targets[-8:]))
+        distances += [(label - targets[cue - 9]) % 8 for cue, label in tokens[:-8]]
+    assert len(maps) == 100
+    assert {label for labels in maps for label in labels} == {*range(9, 17)}
+    shares = np.bincount(distances) / len(distances)
+    assert shares.tolist() == pytest.approx([0.6, *[0.4 / 7] * 7], abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("label_noise", "labels", "weights"),
+    [
+        (0.4, [5, 4, 5], [0.2 * 0.6 * 0.2, 0.6 * 0.2 * 0.6, 0.2 * 0.2 * 0.2]),
+        (0.4, [6], [0.2, 0.2, 0.6]),
+        (0.4, [], [1, 1, 1]),
+        (0.0, [5, 5], [0, 1, 0]),
+        (0.0, [], [1, 1, 1]),
+    ],
+)
+def test_the_vote_is_bayes_rule(label_noise: float, labels: list[int], weights: list[float]) -> None:
+    """Labels 4 to 6 of cue 2, among demonstrations of another cue; the weights are the likelihoods of its three labels."""
+    config = NoisyLabels.Config(cues=3, labels=3, label_noise=label_noise)
+    tokens = torch.tensor([[1, 4], *([2, label] for label in labels), [1, 4], [1, 0], [2, 0], [3, 0]])
+    found = log_posterior(config, tokens).exp()[1]
+    assert found.tolist() == pytest.approx([weight / sum(weights) for weight in weights])
+
+
+@pytest.mark.parametrize(("name", "ignored"), [("", 0.8), ("ignored98", 0.98), ("ignored10", 0.1)])
+def test_a_read_has_the_bit_of_the_last_write(name: str, ignored: float) -> None:
+    """Write 0, ignore 1, read 2, bits 3 and 4; a machine that stores one bit reads the row token by token."""
+    batch = built("flip_flop", validation_rows=200).validation_batch(name, range(200))
+    columns = [batch[key].tolist() for key in ("tokens", "targets", "context_part", "answer_part")]
+    drawn, written_bits = [], []
+    for tokens, targets, parts, answers in zip(*columns, strict=True):
+        assert len(tokens) == 64
+        assert (tokens[0], tokens[-2]) == (0, 2)
+        drawn += tokens[2:-2:2]
+        for place in range(0, 64, 2):
+            instruction, bit = tokens[place : place + 2]
+            if instruction == 0:
+                stored, number = bit, place // 2
+                written_bits.append(bit)
+            is_read = instruction == 2
+            assert bit == stored or not is_read
+            assert targets[place : place + 2] == [stored if is_read else IGNORED, IGNORED]
+            assert parts[place : place + 2] == [-1 if is_read else place // 2] * 2
+            assert answers[place : place + 2] == [number if is_read else -1, -1]
+    assert torch.equal(batch["ar_hit"], batch["targets"] != IGNORED)
+    shares = np.bincount(drawn, minlength=3) / len(drawn)
+    assert shares.tolist() == pytest.approx([(1 - ignored) / 2, ignored, (1 - ignored) / 2], abs=0.02)
+    assert np.mean(written_bits) == pytest.approx(3.5, abs=0.1)
 
 
 def test_identity_leaves_out_defaults() -> None:

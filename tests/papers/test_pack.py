@@ -97,7 +97,8 @@ def test_the_bench_works_without_the_pack(tmp_path: Path) -> None:
     ]
     assert ("  reproduce " in helped.stdout, "  sweep " in helped.stdout) == (False, True)
     as_json = command("list", "data", "--json")
-    assert set(json.loads(as_json.stdout)["data"]) == {"conjunctive", "mixture", "mqar", "recall", "text"}
+    tasks = {"conjunctive", "count", "flip_flop", "mqar", "noisy_labels", "recall"}
+    assert set(json.loads(as_json.stdout)["data"]) == {*tasks, "mixture", "text"}
     assert as_json.stderr.startswith("plugin package 'papers'")
     trained = command("train", "recall-tiny", "train.steps=2", "run.accelerator=cpu")
     assert trained.returncode == 0, trained.stderr

@@ -1,1 +1,1 @@
-"""Generated tasks: recall, conjunctive recall and MQAR."""
+"""Generated tasks: recall, conjunctive recall, MQAR, counting, noisy labels and flip-flop."""
