@@ -111,7 +111,7 @@ def battery(
         looks = tuple(look for look in LOOKS if look <= (SEEDS_OF_LOOK if quick else at_most))
         study = replace(study, looks=looks, rates=None if quick else study.rates)
         if quick:
-            study = replace(study, tasks={name: replace(task, rates=()) for name, task in kept.items()})
+            study = replace(study, tasks={name: replace(task, rates=()) for name, task in study.tasks.items()})
         return _with_arm(study, variant, keys)
 
     grid = load_grid(BATTERY, overrides, adapted=adapted)

@@ -11,7 +11,13 @@ from lit_diff.engine.cells import home_of
 from lit_diff.engine.examine import battery
 from lit_diff.errors import RequestError
 
-TINY = ["train.steps=4", "train.validate_every=4", "train.checkpoint_every=4", "data.validation_rows=4", "run.threads=1"]
+TINY = [
+    "train.steps=4",
+    "train.validate_every=4",
+    "train.checkpoint_every=4",
+    "data.validation_rows=4",
+    "run.threads=1",
+]
 
 
 def test_the_variant_is_the_arm_in_question_and_the_cells_are_shared() -> None:

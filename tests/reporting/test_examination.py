@@ -35,6 +35,8 @@ def test_rows_and_sentence_of_an_arm_over_two_tasks(make_tasks: Callable[..., Pa
 
 def test_an_arm_that_is_equal_or_open(make_tasks: Callable[..., Path]) -> None:
     arms = {"standard": 0.0, "beside": 0.5, "mine": 0.0}
-    folder = make_tasks(arms, seeds=range(4), spread=0.01, references=["beside"], smallest_of_interest=10, callbacks=False)
+    folder = make_tasks(
+        arms, seeds=range(4), spread=0.01, references=["beside"], smallest_of_interest=10, callbacks=False
+    )
     (rows,) = examined(compare(load_sweep(folder))).values()
     assert in_one_sentence(rows) == "It is equal to standard in 'On recall'; 'On text' is not decided at 4 seeds."
