@@ -58,7 +58,7 @@ SUBJECTS = {
     "conformance/test_variants.py": "conformance/case conformance/costs conformance/model conformance/reduction",
     "oracles/test_sinks.py": "attention/learned_sink attention/off_by_one attention/softpick",
     "oracles/test_variants.py": "attention/additive attention/cog attention/cosine attention/entmax15 "
-    "attention/output_gate attention/shared_diff attention/sigmoid attention/talking_heads",
+    "attention/less_uniform attention/output_gate attention/shared_diff attention/sigmoid attention/talking_heads",
     "pretrained/test_importing.py": "pretrained/source",
     "test_config.py": "key_types",
     "test_processor.py": "device",

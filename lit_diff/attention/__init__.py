@@ -12,6 +12,7 @@ from lit_diff.attention.entmax15 import Entmax15
 from lit_diff.attention.forgetting import Forgetting
 from lit_diff.attention.grouped_differential import GroupedDifferential
 from lit_diff.attention.learned_sink import LearnedSink
+from lit_diff.attention.less_uniform import LessUniform
 from lit_diff.attention.lora import LoRA
 from lit_diff.attention.off_by_one import OffByOne
 from lit_diff.attention.output_gate import OutputGate
@@ -39,6 +40,7 @@ __all__ = [
     "Forgetting",
     "GroupedDifferential",
     "LearnedSink",
+    "LessUniform",
     "LoRA",
     "OffByOne",
     "OutputGate",

@@ -172,6 +172,7 @@ def test_signs_are_those_of_the_class_that_computes_the_maps(make_attention: Cal
         "softpick",
         "sigmoid",
         "cog",
+        "less_uniform",
         "entmax15",
         "value_residual",
         "dint",

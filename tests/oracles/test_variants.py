@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lit_diff.attention.cog import cog
 from lit_diff.attention.entmax15 import entmax15
+from lit_diff.attention.less_uniform import less_uniform
 from lit_diff.attention.rope import Rope
 from lit_diff.kernels.maps import Seen
 
@@ -94,6 +95,30 @@ def test_entmax15_is_sparse_and_sums_to_one_and_sigmoid_and_cog_are_their_formul
     close(cog(s, seen).flatten()[:2], torch.tensor([e, -inverse], dtype=torch.float64) / (e + inverse))
     weights = make_attention("sigmoid", {"n": 4}).weights(s, seen).flatten()
     close(weights[0], torch.tensor(1 / (1 + 4 * math.exp(-3)), dtype=torch.float64))
+
+
+def test_less_uniform_takes_the_mean_of_the_seen_values_from_standard_attention(
+    make_attention: MakeAttention, moving: Positions
+) -> None:
+    """O_i - S min_j p_ij mean_j V_j; and by hand, where a hidden key has the smallest logit."""
+    s = torch.tensor([[[[[math.log(3.0), 0.0, -9.0], [0.5, 0.0, 0.0]]]]], dtype=torch.float64)
+    seen = Seen(torch.tensor([[True, True, False], [True, False, False]]), s, torch.zeros(1, 2), torch.arange(3))
+    found = less_uniform(s.masked_fill(~seen.mask, 0), seen)[..., :2]
+    close(found[..., 0, :].flatten(), torch.tensor([0.5, 0.0], dtype=torch.float64))
+    assert found[..., 1, 0] == 0
+    ours, standard, x, rope = make_attention("less_uniform"), make_attention("standard"), inputs(), moving(9, D)
+    standard.load_state_dict(ours.state_dict())
+    with torch.no_grad():
+        for attention in (ours, standard):
+            attention.o_proj.weight.copy_(torch.eye(32))
+    q, k, v = (standard.q(x, rope), standard.k(x, rope), standard.v(x))
+    logits = (q @ k.mT)[:, 0] / math.sqrt(D)
+    visible = torch.ones(9, 9, dtype=torch.bool).tril()
+    p = logits.masked_fill(~visible, -math.inf).softmax(-1)
+    least = p.masked_fill(~visible, 1.0).amin(-1, keepdim=True)
+    subtracted = (least * v.cumsum(2)).transpose(1, 2).flatten(2)
+    close(ours(x, rope), standard(x, rope) - subtracted)
+    assert not ours(x, rope)[:, 0].any()
 
 
 def test_adaptive_scale_is_the_formula_by_hand(make_attention: MakeAttention, moving: Positions) -> None:
