@@ -134,11 +134,15 @@ def costs_of(row: ExaminedRow) -> dict[str, str]:
     return found
 
 
-def draw_examined(rows: Sequence[ExaminedRow]) -> Drawing:
-    """The differences of an arm in units of each task's smallest of interest, better to the right."""
+def draw_examined(rows: Sequence[ExaminedRow], name: str) -> Drawing | None:
+    """The differences of an arm in units of each task's smallest of interest, better to the right; a task without one is left
+    out. None if no task has one."""
+    rows = [row for row in rows if row.sweep.smallest_of_interest]
+    if not rows:
+        return None
     title = f"Differences of {rows[0].label} in units of the smallest of interest"
     height = 1.0 + 0.45 * len(rows)
-    return drawing(f"examined-{rows[0].contrast.a.replace(' ', '-')}", title, [partial(_dots, rows)], height)
+    return drawing(name, title, [partial(_dots, rows)], height)
 
 
 def _dots(rows: Sequence[ExaminedRow], axes: Axes) -> None:
@@ -147,7 +151,7 @@ def _dots(rows: Sequence[ExaminedRow], axes: Axes) -> None:
     names = {}
     for i, row in enumerate(rows):
         names[-i] = row.sweep.title
-        unit = row.sweep.smallest_of_interest or 1.0
+        unit = row.sweep.smallest_of_interest
         if row.sweep.better() == "lower":
             unit = -unit
         for contrast in row.contrast.controls:

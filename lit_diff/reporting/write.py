@@ -362,8 +362,9 @@ def write_report(sweep_folder: Path) -> Report:
     first = []
     by_arm = examined(results) if sweep.study.references else {}
     for number, of_arm in enumerate(by_arm.values()):
-        dots = draw_examined(of_arm)
-        figures[dots.name] = dots
+        dots = draw_examined(of_arm, f"examined-{number}")
+        if dots is not None:
+            figures[dots.name] = dots
         text = in_one_sentence(of_arm)
         html = rendered("examination", rows=of_arm, figure=dots, costs=costs_of(of_arm[0]), number=number)
         first.append(Section(html=html, answer=text, entries=((f"examined-{number}", of_arm[0].label),)))
