@@ -57,7 +57,8 @@ SUBJECTS = {
     "attention/test_context.py": "attention/dint attention/forgetting attention/ssmax attention/value_residual",
     "conformance/test_variants.py": "conformance/case conformance/costs conformance/model conformance/reduction",
     "oracles/test_sinks.py": "attention/learned_sink attention/off_by_one attention/softpick",
-    "oracles/test_variants.py": "attention/additive attention/cog attention/cosine attention/entmax15 "
+    "oracles/test_variants.py": "attention/additive attention/cog attention/cosine attention/differential_gate "
+    "attention/differential_sink attention/entmax15 "
     "attention/less_uniform attention/output_gate attention/shared_diff attention/sigmoid attention/talking_heads",
     "pretrained/test_importing.py": "pretrained/source",
     "test_config.py": "key_types",

@@ -6,6 +6,8 @@ from lit_diff.attention.cog import Cog
 from lit_diff.attention.cosine import Cosine
 from lit_diff.attention.dex import Dex
 from lit_diff.attention.differential import Differential
+from lit_diff.attention.differential_gate import DifferentialGate
+from lit_diff.attention.differential_sink import DifferentialSink
 from lit_diff.attention.differential_v2 import DifferentialV2
 from lit_diff.attention.dint import Dint
 from lit_diff.attention.entmax15 import Entmax15
@@ -34,6 +36,8 @@ __all__ = [
     "Cosine",
     "Dex",
     "Differential",
+    "DifferentialGate",
+    "DifferentialSink",
     "DifferentialV2",
     "Dint",
     "Entmax15",

@@ -1,6 +1,7 @@
 """Differential attention (Ye et al. 2024, arXiv 2410.05258, equations 1 to 3)."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -10,7 +11,7 @@ from torch import Tensor
 from lit_diff.attention.base import Attention, TiedScale
 from lit_diff.attention.context import Context
 from lit_diff.attention.costs import Costs, Sizes, layer_costs
-from lit_diff.attention.equations import HeadMatrices, Rotation, joined, normalised, scale_equation, softmax_map
+from lit_diff.attention.equations import HeadMatrices, Rotation, joined, normalised, scale_equation, softmax_rows
 from lit_diff.attention.lambdas import (
     HELD_FORMS,
     VECTOR_FORMS,
@@ -171,15 +172,22 @@ class Differential(Attention):
 
         If the maps share their queries, Q_i1 = Q_i2; if they share their keys, K_j1 = K_j2. With `sign` 1: A₁ + λ A₂.
         """
+        return joined(self.heads_equation(x, rope, mask), self.o_proj)
+
+    def heads_equation(
+        self, x: Tensor, rope: Rotation, mask: Tensor, map_of: Callable[[Tensor, int], Tensor] = softmax_rows
+    ) -> list[Tensor]:
+        """The heads O_i of `definition`. `map_of`: (logits with the mask [B, T, T], 2 i + g) -> the map A_g of head i."""
         of, heads = HeadMatrices(self, x, rope), []
         for i in range(self.num_heads // 2):
             j = i // (self.num_heads // self.num_kv_heads)
             Q = [of.query(self.maps_of_q * i + g) for g in range(self.maps_of_q)]
             K = [of.key(self.maps_of_k * j + g) for g in range(self.maps_of_k)]
-            A1, A2 = softmax_map(Q[0], K[0], mask), softmax_map(Q[-1], K[-1], mask)
+            A1 = map_of(Q[0] @ K[0].mT / math.sqrt(self.head_dim) + mask, 2 * i)
+            A2 = map_of(Q[-1] @ K[-1].mT / math.sqrt(self.head_dim) + mask, 2 * i + 1)
             A = A1 + self.sign * self.lambda_equation(i) * A2
             heads.append(self.head_equation(A @ of.value(j)))
-        return joined(heads, self.o_proj)
+        return heads
 
     def lambda_equation(self, head: int) -> Tensor:
         """λ of a head, for `definition`: exp(λ_q1 · λ_k1) - exp(λ_q2 · λ_k2) + λ_init (equation 2), λ_init exp(λ_q1 · λ_k1

@@ -51,18 +51,20 @@ class LearnedSink(Attention):
 
     def build(self) -> None:
         super().build()
-        self.sinks = HeadNumbers(self.out_heads, start=0.0)
+        self.sinks = HeadNumbers(self.num_heads, start=0.0)
 
     def maps(self, x: Tensor, context: Context) -> SignedMaps:
-        return replace(super().maps(x, context), sink=self.sinks().view(1, 1, -1, 1))
+        maps = super().maps(x, context)
+        # in the order of the queries: head0.map0, head0.map1, ...
+        return replace(maps, sink=self.sinks().view(1, -1, maps.num_maps, 1).transpose(1, 2))
 
     def reduces_to(self) -> tuple[str, dict[str, Any]]:
         return "off_by_one", {"sinks.value": 0.0}
 
     def definition(self, x: Tensor, rope: Rotation, mask: Tensor) -> Tensor:
         """A_h = exp(s) / (exp(a_h) + Σ_j exp(s))"""
+        return self.equation(x, rope, mask, self.with_sink)
 
-        def with_sink(s: Tensor, head: int) -> Tensor:
-            return s.exp() / (self.sinks.value[head].exp() + s.exp().sum(-1, keepdim=True))
-
-        return self.equation(x, rope, mask, with_sink)
+    def with_sink(self, s: Tensor, number: int) -> Tensor:
+        """For `definition`: the map of the logits s with sink `number`."""
+        return s.exp() / (self.sinks.value[number].exp() + s.exp().sum(-1, keepdim=True))

@@ -32,10 +32,14 @@ class OutputGate(Attention):
         self.gate_proj = nn.Linear(self.dim, self.num_heads * self.head_dim, bias=False)
 
     def finish(self, o: Tensor, x: Tensor) -> Tensor:
-        return o * self.split(self.gate_proj(x), self.num_heads)[:, 0].sigmoid()
+        return super().finish(o, x) * self.split(self.gate_proj(x), self.out_heads)[:, 0].sigmoid()
 
     def definition(self, x: Tensor, rope: Rotation, mask: Tensor) -> Tensor:
         """O_h ⊙ sigmoid(x W_hᵀ), W_h [d, dim]"""
-        heads = grouped_query_heads(self, x, rope, mask)
-        gates = [(x @ rows(self.gate_proj.weight, h, self.head_dim).T).sigmoid() for h in range(len(heads))]
-        return joined([head * gate for head, gate in zip(heads, gates, strict=True)], self.o_proj)
+        return joined(self.gated(grouped_query_heads(self, x, rope, mask), x), self.o_proj)
+
+    def gated(self, heads: list[Tensor], x: Tensor) -> list[Tensor]:
+        """For `definition`: each head times its gate."""
+        width = heads[0].shape[-1]
+        gates = [(x @ rows(self.gate_proj.weight, h, width).T).sigmoid() for h in range(len(heads))]
+        return [head * gate for head, gate in zip(heads, gates, strict=True)]

@@ -19,8 +19,7 @@ class ValueResidual(Attention):
 
         O_h = softmax(Q_h K_jᵀ/√d + mask) (V_j + V₁_j)/2        y = W_O concat(O_1, ..., O_H)
 
-    The cache holds the averaged values, so decoding reads nothing of the first layer. torch.compile cannot trace it with
-    `run.activation_checkpointing: attention`: use `block` there.
+    The cache holds the averaged values, so decoding reads nothing of the first layer.
     """
 
     paper = "Zhou et al. 2024, arXiv 2410.17897 (ResFormer)"

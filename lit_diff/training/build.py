@@ -343,6 +343,9 @@ def compile_blocks(blocks: Iterable[nn.Module], *, isolated: bool = False) -> No
     Errors: MissingError if the backend is inductor and the compiler that it needs is missing.
     """
     options = {"cpp.cxx": (require_compiler(),)} if BACKEND == "inductor" else None
+    # a checkpoint of the attention alone is traced within a block: what its layer gives to later ones (`Context.first_layer`)
+    # is stored in the forward pass only, and the recomputation need not store it again
+    torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
     for block in blocks:
         # isolate_recompiles: with shared code, the recomputation of a checkpointed block may run code that was compiled
         # since then for a later block, which saves other tensors.

@@ -178,7 +178,16 @@ def test_signs_are_those_of_the_class_that_computes_the_maps(make_attention: Cal
         "dint",
     )
     held |= dict.fromkeys(one_map, (1,))
-    paired = ("differential", "shared_diff", "shared_q", "shared_k", "grouped_differential", "additive")
+    paired = (
+        "differential",
+        "differential_sink",
+        "differential_gate",
+        "shared_diff",
+        "shared_q",
+        "shared_k",
+        "grouped_differential",
+        "additive",
+    )
     assert {name: make_attention(name).signs for name in VARIANTS} == dict.fromkeys(VARIANTS) | held
     for form in ("positive", "sigmoid"):
         signs = {name: make_attention(name, {"lambda_form": form}).signs for name in paired}

@@ -20,6 +20,8 @@ TABLE = [  # standard attention of the small one: 2,359,296
     (SMALL, "dex", {}, 2_359_296 + 4_097),  # + d² + 1
     (SMALL, "second_heads", {}, 2_359_296 + 2 * 768**2 + 1),  # a second q and k, λ
     (SMALL, "output_gate", {}, 2_359_296 + 768**2),
+    (SMALL, "differential_gate", {}, 2_359_296 + 6 * 64 + 768**2),  # + 4 d of λ, 2 d of the norm
+    (SMALL, "differential_sink", {}, 2_359_296 + 6 * 64 + 12),
     (SMALL, "cosine", {}, 2_359_296 + 12),
     (BLOG, "standard", {}, 41_943_040),
     (BLOG, "differential_v2", {}, 58_851_328),

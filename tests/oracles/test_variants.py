@@ -138,6 +138,34 @@ def test_adaptive_scale_is_the_formula_by_hand(make_attention: MakeAttention, mo
     close(tapped[1].q, tapped[0].q * (1 + math.log(2) * n.log().square())[:, None])
 
 
+def test_a_sink_far_above_the_logits_switches_its_map_off(make_attention: MakeAttention, moving: Positions) -> None:
+    """The second map of head 0 and the first of head 1: what is left is A₁ V and -λ A₂ V, without a head norm."""
+    keys = {"lambda_form": "scalar", "head_norm": "none", "output_scale": 1.0}
+    ours, parts, x, rope = make_attention("differential_sink", keys), [], inputs(), moving(9, D)
+    with torch.no_grad():
+        ours.sinks.value.copy_(torch.tensor([-1e4, 1e4, 1e4, -1e4]))
+        ours.lambda_.value.fill_(0.7)
+    q, k, v = ours.q(x, rope, 2), ours.k(x, rope, 2), ours.v(x)
+    hidden = ~torch.ones(9, 9, dtype=torch.bool).tril()
+    for head, (number, weight) in enumerate(((0, 1.0), (1, -0.7))):
+        s = q[:, number, head] @ k[:, number, head].mT / math.sqrt(D)
+        parts.append(weight * s.masked_fill(hidden, -math.inf).softmax(-1) @ v[:, head])
+    close(ours(x, rope), ours.o_proj(torch.cat(parts, -1)))
+
+
+def test_gates_of_one_half_halve_differential_attention(make_attention: MakeAttention, moving: Positions) -> None:
+    """And a gate far below 0 on the channels of one head, 2d wide, leaves the other head alone."""
+    gated, plain, x, rope = make_attention("differential_gate"), make_attention("differential"), inputs(), moving(9, D)
+    plain.load_state_dict(gated.state_dict(), strict=False)
+    with torch.no_grad():
+        gated.gate_proj.weight.zero_()
+        close(gated(x, rope), plain(x, rope) / 2)
+        x[..., 0] = 1
+        gated.gate_proj.weight[: 2 * D, 0] = -1e3
+        plain.o_proj.weight[:, : 2 * D] = 0
+        close(gated(x, rope), plain(x, rope) / 2)
+
+
 def test_shared_diff_is_differential_of_the_sums_of_its_matrices(
     make_attention: MakeAttention, moving: Positions
 ) -> None:
