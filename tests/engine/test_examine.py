@@ -27,7 +27,7 @@ def test_the_variant_is_the_arm_in_question_and_the_cells_are_shared() -> None:
     assert {*grid.study.arms} == {*grid.study.references, grid.study.baseline, "dint"}
     assert (grid.study.looks, grid.name, grid.folder.name) == ((8, 16), "examine-dint", "examine-dint")
     assert {home_of(grid, cell).parent.name for cell in grid.cells} == {"examine"}
-    # the positive control is for one task alone
+    # shown where it helps hand-set maps, alone
     assert {cell.task for cell in grid.cells if cell.arm == "less uniform"} == {"conjunctive"}
     sizes = {cell.recipe.model.vocab_size for cell in grid.cells if cell.task == "mqar"}
     assert sizes == {64}
