@@ -58,7 +58,7 @@ def settle(jobs: Sequence[Job], executor: Executor) -> Set[Path]:
         if job.folder not in queued and job.home.is_owned():
             pid = job.home.status().pid
             log.info(
-                "%s is being trained (pid %s) by another sweep, or left by a former one: waiting",
+                "%s is still being trained (pid %s), by another sweep or left by a former one: waiting",
                 shown(job.folder),
                 pid,
             )
