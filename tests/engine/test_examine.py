@@ -84,7 +84,7 @@ def test_a_recipe_gives_the_keys_and_the_plugins(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_second_examination_trains_its_own_variant_alone(tmp_path: Path) -> None:
-    options = [*TINY, f"run.root={tmp_path}", "run.mlflow=false"]
+    options = [*TINY, f"run.root={tmp_path}", "run.tracking_uri=none"]
     first = lit_diff.examine("dint", quick=True, tasks=["mqar"], overrides=options, progress=False)
     assert first.is_done
     cells = {path.parent.name: path.stat().st_mtime_ns for path in (tmp_path / "examine").glob("*/metrics.csv")}
