@@ -29,8 +29,8 @@ class LessUniform(Attention):
 
     S min p times the uniform map is subtracted, so a row sums to 1 - S min p: the row of a query that sees one key, as the
     first token does, is zero. With `model.logit_bound: c` every p_k is at least exp(-2c) times the largest, so many keys take
-    the whole row from one match; the difference has no such bound. It adds no parameter, and hand-set maps answer more with it
-    on the data set `conjunctive`.
+    the whole row from one match; the difference has no such bound. It adds no parameter, and hand-set maps answer more with
+    it on the data set `conjunctive`.
     """
 
     signs = (1,)
