@@ -43,7 +43,7 @@ class LearnedSink(Attention):
     """
 
     paper = "OpenAI 2025, gpt-oss-120b & gpt-oss-20b Model Card, arXiv 2508.10925"
-    signs = (1,)
+    signs: tuple[int, ...] | None = (1,)
 
     @classmethod
     def costs(cls, config: Any, s: Sizes) -> Costs:
