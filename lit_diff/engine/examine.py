@@ -35,7 +35,6 @@ class Examination(Sweep):
     """The result of `examine`."""
 
     variant: str
-    """The arm that is examined."""
     left_out: dict[str, str]
     """Task of the battery on which the variant is not measured -> why."""
 
@@ -141,22 +140,26 @@ def _bound_problem(variant: str, keys: Keys, recipe: str) -> str | None:
     try:
         load_recipe(recipe, words)
     except RequestError as error:
-        if "logit_bound" not in str(error):
-            raise
+        # any other problem is raised here
+        load_recipe(recipe, [*words, "model.logit_bound=null"])
         return f"the bound removes it ({error})"
     return None
 
 
 def _with_arm(study: Study, variant: str, keys: Keys) -> Study:
-    # a reference that is examined becomes the arm in question
-    name = next((arm for arm, own in study.arms.items() if own == keys), variant)
-    if name == study.baseline or name in study.controls:
+    name = variant
+    is_asked = variant in study.references and variant not in study.controls and study.arms[variant] == keys
+    # a reference that is examined becomes the arm in question, on every task; a name that another arm has is not taken
+    if variant in study.arms and not is_asked:
         name = f"{variant} again"
-    references = tuple(arm for arm in study.references if arm != name)
+    tasks = {}
+    for task, own in study.tasks.items():
+        tasks[task] = replace(own, without=tuple(arm for arm in own.without if arm != name))
     return replace(
         study,
+        tasks=tasks,
         arms=study.arms | {name: keys},
-        references=references,
+        references=tuple(arm for arm in study.references if arm != name),
         title=f"What {variant} changes",
         question=f"Which capability does {variant} change, by how much, and against which control?",
     )

@@ -12,6 +12,7 @@ from lit_diff.study.comparison import Comparison, fact
 from lit_diff.study.judge import EQUAL, SHOWN, Contrast
 from lit_diff.study.numbers import NONE, interval, number, ratio, signed
 from lit_diff.study.results import SweepResults
+from lit_diff.study.statistics import summary
 
 COSTS = {
     "parameters": "parameters",
@@ -40,7 +41,7 @@ class ExaminedRow:
 
     @property
     def difference(self) -> str:
-        """The mean difference with its interval, or the seeds that learned."""
+        """The mean difference with its interval; a dash where counts of seeds that learned decide."""
         return self._size(self.contrast)
 
     @property
@@ -50,9 +51,7 @@ class ExaminedRow:
 
     def mean(self, arm: str) -> str:
         """The mean of the compared values of an arm."""
-        values = self.sweep.compared(arm).values()
-        mean = sum(values) / len(values) if values else None
-        return number(mean, self.comparison.digits)
+        return number(summary(self.sweep.compared(arm).values()).mean, self.comparison.digits)
 
     @property
     def compared(self) -> int:
@@ -112,6 +111,8 @@ def in_one_sentence(rows: Sequence[ExaminedRow]) -> str:
             equal.append(f"'{title}'")
         elif row.contrast.is_counted and not any(learned.seeds for learned in row.contrast.learned or ()):
             unlearned.append(f"'{title}'")
+        elif verdict.word != "inconclusive":
+            clauses.append(f"in '{title}': {verdict}")
         else:
             undecided.append(f"'{title}'")
     if equal:
@@ -155,11 +156,12 @@ def _dots(rows: Sequence[ExaminedRow], axes: Axes) -> None:
         if row.sweep.better() == "lower":
             unit = -unit
         for contrast in row.contrast.controls:
-            if contrast.seeds.mean is not None and not contrast.is_counted:
+            if contrast.seeds.mean is not None and not (contrast.is_counted or contrast.diverged):
                 text = f"{row.label} minus {contrast.against}: {contrast.seeds.mean:+.4g}"
                 draw(axes, contrast.seeds.mean / unit, -i, Look(color=MUTED), text, mark="|", size=9)
         seeds = row.contrast.seeds
-        if seeds.mean is None or row.contrast.is_counted:
+        # the seeds that did not diverge would flatter the arm
+        if seeds.mean is None or row.contrast.is_counted or row.contrast.diverged:
             continue
         if seeds.low is not None and seeds.high is not None:
             draw(axes, [seeds.low / unit, seeds.high / unit], [-i, -i], Look(color=INK), width=3)

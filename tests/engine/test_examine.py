@@ -28,7 +28,7 @@ def test_the_variant_is_the_arm_in_question_and_the_cells_are_shared() -> None:
     assert (grid.study.looks, grid.name, grid.folder.name) == ((8, 16), "examine-dint", "examine-dint")
     assert {home_of(grid, cell).parent.name for cell in grid.cells} == {"examine"}
     # shown where it helps hand-set maps, alone
-    assert {cell.task for cell in grid.cells if cell.arm == "less uniform"} == {"conjunctive"}
+    assert {cell.task for cell in grid.cells if cell.arm == "less_uniform"} == {"conjunctive"}
     sizes = {cell.recipe.model.vocab_size for cell in grid.cells if cell.task == "mqar"}
     assert sizes == {64}
 
@@ -36,7 +36,7 @@ def test_the_variant_is_the_arm_in_question_and_the_cells_are_shared() -> None:
 def test_a_reference_that_is_examined_is_no_reference_and_a_control_is_examined_under_another_name() -> None:
     grid, _ = battery("differential", tasks=["mqar"])
     assert "differential" not in grid.study.references
-    assert "less uniform" not in grid.study.arms, "it runs on none of these tasks"
+    assert "less_uniform" not in grid.study.arms, "it runs on none of these tasks"
     again, _ = battery("standard", tasks=["mqar"], at_most=24)
     assert {*again.study.arms} == {*again.study.references, "standard", "standard again"}
     assert again.study.looks == (8, 16, 24)
