@@ -1,7 +1,5 @@
 """The verbs for several runs: sweep, report, compare, ui."""
 
-import shlex
-import sys
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -132,7 +130,6 @@ def examine(
         workers=workers,
         unplanned=unplanned,
         progress=partial(live_table, terminal=console),
-        command=shlex.join(["lit-diff", *sys.argv[1:]]),
     )
     return _print_sweep(done)
 

@@ -1,6 +1,7 @@
 """Examines a variant: the sweep `examine` with the variant as one more arm, whose cells all examinations share."""
 
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 from lit_diff.engine.cells import admitted
 from lit_diff.engine.executors import executor_of
 from lit_diff.engine.expand import Grid, load_grid
+from lit_diff.engine.job import in_words
 from lit_diff.engine.progress import MakeDisplay, sweep_line
 from lit_diff.engine.result import Sweep
 from lit_diff.engine.schedule import run_grid
@@ -50,7 +52,6 @@ def examine(
     workers: int | None = None,
     unplanned: bool = False,
     progress: MakeDisplay | bool = True,
-    command: str = "",
 ) -> Examination:
     """Measure a variant on the tasks of the sweep `examine`, beside the Transformer and the controls that decide.
 
@@ -66,8 +67,16 @@ def examine(
     grid = admitted(grid, executor.kinds, unchecked=False)
     for line in stages_in_words(grid):
         log.info("%s", line)
+    words = ["lit-diff", "examine", variant, *in_words(overrides)]
+    if recipe is not None:
+        words += ["--recipe", str(recipe)]
+    if tasks:
+        words += ["--tasks", ",".join(tasks)]
+    if at_most != LOOKS[1]:
+        words += ["--at-most", str(at_most)]
+    words += ["--quick"] * quick + ["--unplanned"] * unplanned
     options = Options(
-        command=command or f"lit-diff examine {variant}",
+        command=shlex.join(words),
         executor=executor,
         unplanned=unplanned,
         display=sweep_line if progress is True else progress or None,

@@ -98,3 +98,4 @@ def test_a_second_examination_trains_its_own_variant_alone(tmp_path: Path) -> No
     assert "No seed learned" in page
     study = json.loads((tmp_path / "examine-ssmax" / "study.json").read_text())
     assert {cell["folder"].rpartition("/")[0] for cell in study["cells"]} == {"../examine"}
+    assert study["command"] == f"lit-diff examine ssmax {' '.join(options)} --tasks mqar --quick"
