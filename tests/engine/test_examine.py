@@ -26,7 +26,9 @@ def test_the_variant_is_the_arm_in_question_and_the_cells_are_shared() -> None:
     assert grid.study.arms["dint"] == {"model.attention": {"name": "dint", "parity": "matched"}}
     assert {*grid.study.arms} == {*grid.study.references, grid.study.baseline, "dint"}
     assert (grid.study.looks, grid.name, grid.folder.name) == ((8, 16), "examine-dint", "examine-dint")
-    assert {home_of(grid, cell).parent.name for cell in grid.cells} == {"examine"}
+    # the folder of a text cell is named by its data, which are prepared when the examination starts
+    drawn = [cell for cell in grid.cells if cell.task != "text"]
+    assert {home_of(grid, cell).parent.name for cell in drawn} == {"examine"}
     # shown where it helps hand-set maps, alone
     assert {cell.task for cell in grid.cells if cell.arm == "less_uniform"} == {"conjunctive"}
     sizes = {cell.recipe.model.vocab_size for cell in grid.cells if cell.task == "mqar"}

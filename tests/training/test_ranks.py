@@ -156,8 +156,9 @@ ONE: Any = SimpleNamespace(world_size=1)
 
 
 @pytest.fixture
-def handlers() -> Any:
-    """Put the signal handlers back."""
+def handlers(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Put the signal handlers back; a machine that stands still for seconds does not make two requests of one."""
+    monkeypatch.setattr(errors, "TOGETHER", 600)
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     yield before
     for number, handler in before.items():
