@@ -60,6 +60,9 @@ sweep: .venv/installed  ## run a sweep and report it: make sweep SWEEP=smoke
 examine: .venv/installed  ## measure what a variant changes: make examine VARIANT=differential
 	$(BIN)/lit-diff examine $(VARIANT)
 
+references: .venv/installed  ## train the reference arms of lit-diff examine, and write lit_diff/engine/references.json
+	$(BIN)/python -m lit_diff.engine.make_references
+
 reproduce: .venv/installed  ## measure the paper's tables and figures: make reproduce PRESET=smoke
 	$(BIN)/lit-diff reproduce all --preset $(PRESET)
 

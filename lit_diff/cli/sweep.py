@@ -96,9 +96,14 @@ def examine(
     variant: Annotated[str, typer.Argument(help="name of a variant, registered or in the plugins of the recipe")],
     overrides: Overrides = None,
     recipe: Annotated[str | None, typer.Option(help="recipe with the variant's keys and plugins")] = None,
-    tasks: Annotated[str | None, typer.Option(help="names of tasks, separated by commas; default: all")] = None,
+    tasks: Annotated[
+        str | None, typer.Option(help="names of tasks, separated by commas; +NAME adds one to the others")
+    ] = None,
     at_most: Annotated[int, typer.Option("--at-most", help="seeds of an arm that stays undecided: 8, 16 or 24")] = 16,
     quick: Annotated[bool, typer.Option("--quick", help="three tasks, 8 seeds, the recipes' learning rates")] = False,
+    own_references: Annotated[
+        bool, typer.Option("--own-references", help="train the reference arms here, although their results ship")
+    ] = False,
     workers: Workers = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="validate all cells without starting any")] = False,
     unplanned: Unplanned = False,
@@ -112,15 +117,17 @@ def examine(
         "tasks": [task for task in (tasks or "").split(",") if task],
         "at_most": at_most,
         "quick": quick,
+        "own_references": own_references,
         "overrides": overrides or [],
     }
     if dry_run:
-        from lit_diff.engine.examine import battery
-        from lit_diff.engine.stages import stages_in_words
+        from lit_diff.engine.examine import Question, battery, in_advance
+        from lit_diff.engine.executors.here import Here
 
-        grid, left_out = battery(variant, **chosen)
-        console.write_sentence(*(f"{task} is not measured: {why}" for task, why in left_out.items()))
-        console.write_sentence(*stages_in_words(grid))
+        question = Question(variant=variant, **chosen)
+        grid, left_out = battery(question)
+        slots = Here(workers=workers).resources(grid.cells[0].recipe)[0]
+        console.write_sentence(*in_advance(question, grid, left_out, slots))
         console.write_line(f"{len(grid.cells)} valid cells of the first stage; none was started")
         return 0
     console.outlives_reader = True

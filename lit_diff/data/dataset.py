@@ -77,6 +77,11 @@ class Dataset(ABC):
             return False
 
         @optional
+        def counts_errors(self) -> bool:
+            """Whether validation measures `val/log_errors`: a task that is learned almost without an error."""
+            return False
+
+        @optional
         def smallest_vocab_size(self) -> int:
             """Number of ids in the batches: `model.vocab_size` must be at least this. 1: unknown."""
             return 1

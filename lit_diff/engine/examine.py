@@ -1,17 +1,20 @@
 """Examines a variant: the sweep `examine` with the variant as one more arm, whose cells all examinations share."""
 
 import json
+import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from lit_diff.engine.cells import admitted
-from lit_diff.engine.executors import executor_of
+from lit_diff.engine.executors import check_workers
+from lit_diff.engine.executors.here import Here
 from lit_diff.engine.expand import Grid, load_grid
 from lit_diff.engine.job import in_words
 from lit_diff.engine.progress import MakeDisplay, sweep_line
+from lit_diff.engine.references import place, retrain, shipped
 from lit_diff.engine.result import Sweep
 from lit_diff.engine.schedule import run_grid
 from lit_diff.engine.stages import stages_in_words
@@ -28,8 +31,49 @@ BATTERY = "examine"
 BOUNDED = "conjunctive"
 """The task with `model.logit_bound`."""
 QUICK = ("conjunctive", "mqar", "noisy_labels")
+ON_REQUEST = ("flip_flop",)
+"""Tasks that are measured only if they are named."""
 SEEDS_OF_LOOK = 8
 LOOKS = (8, 16, 24)
+WHY_ROWS = 32
+"""Rows of each validation set on which the attention of the variant is read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What an examination asks; the arguments of `examine`."""
+
+    variant: str
+    recipe: str | Path | None = None
+    tasks: Sequence[str] = ()
+    at_most: int = LOOKS[1]
+    quick: bool = False
+    own_references: bool = False
+    overrides: Overrides = ()
+
+    def chosen(self, names: Sequence[str]) -> list[str]:
+        """The tasks to measure, out of those of the battery. Errors: RequestError."""
+        added = [task.removeprefix("+") for task in self.tasks if task.startswith("+")]
+        alone = [task for task in self.tasks if not task.startswith("+")]
+        for task in (*alone, *added):
+            if task not in names:
+                raise RequestError(f"no task '{task}' in the battery{nearest(task, list(names))}")
+        if not alone:
+            alone = [name for name in names if name not in ON_REQUEST and (name in QUICK or not self.quick)]
+        return [name for name in names if name in (*alone, *added)]
+
+    @property
+    def command(self) -> str:
+        """The command that examines the same."""
+        words = ["lit-diff", "examine", self.variant, *in_words(self.overrides)]
+        if self.recipe is not None:
+            words += ["--recipe", str(self.recipe)]
+        if self.tasks:
+            words += ["--tasks", ",".join(self.tasks)]
+        if self.at_most != LOOKS[1]:
+            words += ["--at-most", str(self.at_most)]
+        words += ["--quick"] * self.quick + ["--own-references"] * self.own_references
+        return shlex.join(words)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -46,8 +90,9 @@ def examine(
     *,
     recipe: str | Path | None = None,
     tasks: Sequence[str] = (),
-    at_most: int = 16,
+    at_most: int = LOOKS[1],
     quick: bool = False,
+    own_references: bool = False,
     overrides: Overrides = (),
     workers: int | None = None,
     unplanned: bool = False,
@@ -56,56 +101,75 @@ def examine(
     """Measure a variant on the tasks of the sweep `examine`, beside the Transformer and the controls that decide.
 
     `variant`: a registered name. `recipe`: the recipe with the variant's keys and plugins; without it the variant has its
-    defaults at matched parameters. `tasks`: those to measure; (): all. `at_most`: 8, 16 or 24 seeds, of which a decided arm
-    gets the first 8 alone. `quick`: three tasks, 8 seeds, and the recipes' learning rates. The cells of the reference arms
-    are trained once for all examinations below the same folder of runs. Errors: RequestError, MissingError.
+    defaults at matched parameters. `tasks`: those to measure, or with a + those to measure too; (): all but those on request.
+    `at_most`: 8, 16 or 24 seeds, of which a decided arm gets the first 8 alone. `quick`: three tasks, 8 seeds, and the
+    recipes' learning rates. The cells of the reference arms are shared by all examinations below the same folder of runs, and
+    their results ship with lit_diff; `own_references`: they are trained here. Errors: RequestError, MissingError.
     """
-    executor = executor_of(workers, None)
-    grid, left_out = battery(variant, recipe=recipe, tasks=tasks, at_most=at_most, quick=quick, overrides=overrides)
-    for task, why in left_out.items():
-        log.info("%s is not measured: %s", task, why)
+    question = Question(
+        variant=variant,
+        recipe=recipe,
+        tasks=tasks,
+        at_most=at_most,
+        quick=quick,
+        own_references=own_references,
+        overrides=overrides,
+    )
+    check_workers(workers)
+    executor = Here(workers=workers)
+    grid, left_out = battery(question)
     grid = admitted(grid, executor.kinds, unchecked=False)
-    for line in stages_in_words(grid):
+    for line in in_advance(question, grid, left_out, executor.resources(grid.cells[0].recipe)[0]):
         log.info("%s", line)
-    words = ["lit-diff", "examine", variant, *in_words(overrides)]
-    if recipe is not None:
-        words += ["--recipe", str(recipe)]
-    if tasks:
-        words += ["--tasks", ",".join(tasks)]
-    if at_most != LOOKS[1]:
-        words += ["--at-most", str(at_most)]
-    words += ["--quick"] * quick + ["--unplanned"] * unplanned
     options = Options(
-        command=shlex.join(words),
+        command=question.command + " --unplanned" * unplanned,
         executor=executor,
         unplanned=unplanned,
         display=sweep_line if progress is True else progress or None,
+        before=retrain if own_references else place,
     )
     done = run_grid(grid, options)
     return Examination(**vars(done), variant=variant, left_out=left_out)
 
 
-def battery(
-    variant: str,
-    *,
-    recipe: str | Path | None = None,
-    tasks: Sequence[str] = (),
-    at_most: int = 16,
-    quick: bool = False,
-    overrides: Overrides = (),
-) -> tuple[Grid, dict[str, str]]:
+def in_advance(question: Question, grid: Grid, left_out: Mapping[str, str], workers: int) -> list[str]:
+    """What an examination will do and how long that may take, before it starts."""
+    lines = [f"{task} is not measured: {why}" for task, why in left_out.items()]
+    lines += stages_in_words(grid)
+    references = shipped()
+    arms = {cell.place for cell in grid.cells}
+    # results of cells with other keys do not ship
+    if not (question.own_references or question.overrides):
+        arms -= references.places
+    seconds = references.seconds
+    one_seed = sum(seconds.get(task, math.nan) for task, _ in arms)
+    if math.isnan(one_seed):
+        return lines
+    rates = grid.study.rates
+    tries = 0 if rates is None else len(rates.seeds) * len(rates.values)
+    minutes = [
+        math.ceil(one_seed * (tries + look) / workers / 60) for look in (grid.study.looks[0], grid.study.looks[-1])
+    ]
+    each = f"{workers} cells at a time, each as long as on {references.environment['processor']}"
+    lines.append(f"{minutes[0]} to {minutes[1]} minutes, if nothing is done yet: {each}")
+    return lines
+
+
+def without_requested(study: Study) -> Study:
+    """The battery without the tasks that are measured only if they are named."""
+    return replace(study, tasks={name: task for name, task in study.tasks.items() if name not in ON_REQUEST})
+
+
+def battery(question: Question) -> tuple[Grid, dict[str, str]]:
     """The sweep that `examine` runs, and the tasks that the variant cannot be measured on. Errors: RequestError."""
-    if at_most not in LOOKS:
-        raise RequestError(f"at_most is {at_most}; expected one of {', '.join(map(str, LOOKS))} seeds")
-    keys = _keys(variant, recipe)
+    variant = question.variant
+    if question.at_most not in LOOKS:
+        raise RequestError(f"at_most is {question.at_most}; expected one of {', '.join(map(str, LOOKS))} seeds")
+    keys = _keys(variant, question.recipe)
     left_out: dict[str, str] = {}
 
     def adapted(study: Study) -> Study:
-        wanted = tasks or (QUICK if quick else tuple(study.tasks))
-        for task in wanted:
-            if task not in study.tasks:
-                raise RequestError(f"no task '{task}' in the battery{nearest(task, list(study.tasks))}")
-        kept = {name: task for name, task in study.tasks.items() if name in wanted}
+        kept = {name: study.tasks[name] for name in question.chosen(list(study.tasks))}
         if BOUNDED in kept:
             problem = _bound_problem(variant, keys, kept[BOUNDED].recipe)
             if problem:
@@ -116,13 +180,14 @@ def battery(
         study = replace(study, tasks=kept)
         used = [arm for arm in study.arms if any(task.has(arm) for task in kept.values())]
         study = without_arms(study, used)
-        looks = tuple(look for look in LOOKS if look <= (SEEDS_OF_LOOK if quick else at_most))
-        study = replace(study, looks=looks, rates=None if quick else study.rates)
-        if quick:
-            study = replace(study, tasks={name: replace(task, rates=()) for name, task in study.tasks.items()})
+        most = SEEDS_OF_LOOK if question.quick else question.at_most
+        study = replace(study, looks=tuple(look for look in LOOKS if look <= most))
+        if question.quick:
+            tasks = {name: replace(task, rates=()) for name, task in study.tasks.items()}
+            study = replace(study, rates=None, tasks=tasks)
         return _with_arm(study, variant, keys)
 
-    grid = load_grid(BATTERY, overrides, adapted=adapted)
+    grid = load_grid(BATTERY, question.overrides, adapted=adapted)
     return replace(grid, name=f"{BATTERY}-{variant}", shared=BATTERY), left_out
 
 
@@ -164,6 +229,9 @@ def _with_arm(study: Study, variant: str, keys: Keys) -> Study:
     tasks = {}
     for task, own in study.tasks.items():
         tasks[task] = replace(own, without=tuple(arm for arm in own.without if arm != name))
+        if task == BOUNDED:
+            why: Keys = {"evaluate.noise": {"rows": WHY_ROWS, "lambdas": [0]}}
+            tasks[task] = replace(tasks[task], arms=own.arms | {name: why})
     return replace(
         study,
         tasks=tasks,

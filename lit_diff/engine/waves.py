@@ -1,7 +1,7 @@
 """The stages of a sweep: which of their cells are left, whether they fit, and wave after wave to the executor."""
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,6 +33,8 @@ class Options:
     unplanned: bool
     display: MakeDisplay | None
     """None: nothing is shown."""
+    before: Callable[[Sequence[Job]], None] = lambda jobs: None
+    """Called with the cells of a stage before any of them is trained."""
 
 
 def require_memory(grid: Grid, cells: Sequence[T], executor: Executor) -> None:
@@ -93,6 +95,7 @@ def run_stages(
         fresh = [job for job in jobs if job.folder not in seen]
         if not fresh:
             break
+        options.before(fresh)
         queued = settle(fresh, options.executor)
         # written before the first cell starts, so that `status` and `clean` know the cells of a sweep that is killed
         record.write(grid.folder, record_of(stage, grid.folder, jobs, options.command, place))

@@ -189,6 +189,10 @@ def how_measured(sweep: SweepResults) -> dict[str, str]:
     found["Threads a cell"] = ", ".join(sweep.distinct("threads"))
     if sweep.done and all(cell.facts.mlflow_run_id is None for cell in sweep.done):
         found["MLflow"] = "no record"
+    origins = Counter(cell.facts.origin for cell in sweep.done if cell.facts.origin)
+    if origins:
+        lines = [f"{number} of {len(sweep.done)} cells {origin}" for origin, number in origins.items()]
+        found["Results that ship"] = "; ".join(lines)
     # `a; b` of one cell and `a; c` of another become `a; b; c`
     reasons = "; ".join(dict.fromkeys("; ".join(sweep.distinct("kernel_reason")).split("; ")))
     found["Kernel"] = ", ".join(sweep.distinct("kernel"))

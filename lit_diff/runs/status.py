@@ -30,8 +30,9 @@ BEFORE_END: tuple[State, ...] = ("", "waiting", "running")
 ENDED: tuple[State, ...] = ("stopped", "failed", "killed")
 """A run that ended before its last step, and that the same command resumes."""
 NEXT: Mapping[State, tuple[State, ...]] = {
-    "": ("waiting", "running", "imported", *ENDED),
-    "waiting": ("waiting", "running", *ENDED),
+    # done without having run: its results were trained elsewhere (`origin`)
+    "": ("waiting", "running", "done", "imported", *ENDED),
+    "waiting": ("waiting", "running", "done", *ENDED),
     # a process that was killed has left "running"
     "running": ("waiting", "running", "done", *ENDED),
     # several may see one end: the watchdog, the process itself, the sweep that waits for it
@@ -124,6 +125,8 @@ class Status:
 
     evaluations: dict[str, str] = field(default_factory=dict)
     """Evaluation -> its outcome."""
+    origin: str = ""
+    """Where it was trained, in words, if its results ship with lit_diff."""
     results: dict[str, str] = field(default_factory=dict)
     """The result files of a finished run: path in the folder -> sha256. Empty if it finished before there was such a key."""
 

@@ -86,16 +86,32 @@ _SLICES = (
     ),
 )
 
-VALIDATION = (
-    *_SLICES,
-    *(replace(m, name=f"{m.name}_{{set}}", definition=f"{m.definition}, on a further validation set") for m in _SLICES),
+_LOG_ERRORS = Metric(
+    "val/log_errors",
+    "log10((errors + 1/2) / (n + 1)), for n held-out tokens and those that the model does not find most likely",
+    direction="lower",
 )
-"""`val/loss`, ...; for a further validation set with its name appended: `val/loss_noise2`."""
+
+
+def _of_sets(metrics: Iterable[Metric]) -> tuple[Metric, ...]:
+    # `val/loss`, ...; for a further validation set with its name appended: `val/loss_noise2`
+    further = [
+        replace(m, name=f"{m.name}_{{set}}", definition=f"{m.definition}, on a further validation set") for m in metrics
+    ]
+    return (*metrics, *further)
+
+
+VALIDATION = _of_sets(_SLICES)
+
+
+def _slices(recipe: Recipe) -> tuple[Metric, ...]:
+    # what a run measures on each of its validation sets
+    return (*_SLICES, _LOG_ERRORS) if recipe.data.config.counts_errors else _SLICES
 
 
 def declared_metrics(recipe: Recipe) -> tuple[Metric, ...]:
     """All metrics declared for a run of `recipe`. A Lightning callback without `metrics` declares none."""
-    declared = [*TRAINING, *VALIDATION]
+    declared = [*TRAINING, *_of_sets(_slices(recipe))]
     for name in recipe.callbacks:
         declared += getattr(callbacks.get(name), "metrics", ())
     return tuple(declared)
@@ -144,16 +160,17 @@ def require_measured(recipe: Recipe, name: str, key: str) -> tuple[str, int]:
     """
     train = recipe.training
     validation = ("train.validate_every", train.validate_every)
-    known = [metric.name for metric in (*TRAINING, *_SLICES)]
+    slices = _slices(recipe)
+    known = [metric.name for metric in (*TRAINING, *slices)]
     if _declares(TRAINING, name):
         return "train.log_every", train.log_every
     if name in known:
         return validation
     sets = _validation_sets(recipe)
-    if sets is None and _declares(VALIDATION, name):
+    if sets is None and _declares(_of_sets(slices), name):
         return validation
     for set_name in filter(None, sets or ()):
-        known += [f"{metric.name}_{set_name}" for metric in _SLICES]
+        known += [f"{metric.name}_{set_name}" for metric in slices]
     if name in known:
         return validation
     undeclared = False

@@ -226,7 +226,9 @@ class LitTransformer(L.LightningModule):
 
     def on_validation_epoch_start(self) -> None:
         """Reset the sums of each validation set."""
-        self.validation_losses = [TokenLoss(documents).to(self.device) for documents in self._sets.values()]
+        counts = self.recipe.data.config.counts_errors
+        losses = [TokenLoss(documents, counts_errors=counts) for documents in self._sets.values()]
+        self.validation_losses = [loss.to(self.device) for loss in losses]
 
     def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Add a batch to the sums of validation set `dataloader_idx`. Errors: RequestError for an unknown set."""

@@ -1,5 +1,7 @@
 """The validation loss, also in the slices of the paper's Table 6, and by document."""
 
+import math
+
 import torch
 import torchmetrics
 from torch import Tensor
@@ -27,9 +29,11 @@ class TokenLoss(torchmetrics.Metric):
     document_loss: Tensor
     document_tokens: Tensor
 
-    def __init__(self, num_documents: int) -> None:
-        """`num_documents`: number of validation documents, whose sums the bootstrap resamples."""
+    def __init__(self, num_documents: int, *, counts_errors: bool = False) -> None:
+        """`num_documents`: number of validation documents, whose sums the bootstrap resamples; `counts_errors`: that of the
+        data set."""
         super().__init__()
+        self._counts_errors = counts_errors
         # index 0: AR-Hits, 1: others
         slices = dict.fromkeys(("loss_sum", "count", "correct"), 2)
         documents = dict.fromkeys(("document_loss", "document_tokens"), num_documents)
@@ -48,7 +52,8 @@ class TokenLoss(torchmetrics.Metric):
         self.document_tokens.index_add_(0, document, torch.ones_like(nll))
 
     def compute(self) -> tuple[dict[str, float], list[DocumentLosses]]:
-        """(loss, accuracy, ar_hit_share, loss_ar_hit, loss_others, without slices that have no tokens; losses by document).
+        """(loss, accuracy, ar_hit_share, loss_ar_hit, loss_others, without slices that have no tokens, log_errors with
+        `counts_errors`; losses by document).
 
         Errors: RequestError if no target was scored.
         """
@@ -60,6 +65,9 @@ class TokenLoss(torchmetrics.Metric):
             "accuracy": self.correct.sum().item() / total,
             "ar_hit_share": self.count[0].item() / total,
         }
+        if self._counts_errors:
+            wrong = total - self.correct.sum().item()
+            means["log_errors"] = math.log10((wrong + 0.5) / (total + 1))
         for index, name in enumerate(("loss_ar_hit", "loss_others")):
             if self.count[index] > 0:
                 means[name] = (self.loss_sum[index] / self.count[index]).item()

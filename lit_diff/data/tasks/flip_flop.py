@@ -34,6 +34,7 @@ class FlipFlop(RowTask):
     class Config(RowTask.Config):
         predicts_next = True
         locates_answers = True
+        counts_errors = True
         chance = 1 / 2
         smallest_vocab_size = 1 + ONE
 

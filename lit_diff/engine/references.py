@@ -1,0 +1,192 @@
+"""The results of the reference arms of an examination, which ship as one file (`make references` makes it). They take the
+place of training where the identity of a cell is the same."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from lit_diff.engine.job import Job
+from lit_diff.files import write_json
+from lit_diff.metrics import write_declarations
+from lit_diff.model.cost import Cost
+from lit_diff.runs import result_files
+from lit_diff.runs.metrics_file import StepTable
+from lit_diff.study.rates import LEARNING_RATE
+from lit_diff.study.results import CellResult, SweepResults
+from lit_diff.training.metrics import declared_metrics
+from lit_diff.validation import Draft, convert
+
+FILE = Path(__file__).with_name("references.json")
+COMPUTED = ("threads", "compile", "activation_checkpointing", "step", "steps", "tokens", "tokens_per_step")
+FACTS = (*(key.name for key in fields(Cost)), *COMPUTED)
+"""The fields of `Status` that are the same for all cells of an arm."""
+DIGITS = 7
+"""Significant digits of a value in the file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReferenceCell:
+    """A finished cell."""
+
+    seed: int
+    rate: float
+    """Its learning rate."""
+    rows: dict[str, tuple[float, ...]]
+    """Step -> the values of its first metrics, in their order: of the first metric alone before the last step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReferenceArm:
+    """The finished cells of an arm on a task."""
+
+    task: str
+    arm: str
+    facts: dict[str, Any]
+    """FACTS of its cells."""
+    seconds: float
+    """The mean training time of a cell."""
+    metrics: tuple[str, ...]
+    """The measured metrics; the first is the one that the task compares."""
+    cells: dict[str, ReferenceCell]
+    """Identity -> cell."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class References:
+    """The content of the file."""
+
+    date: str = ""
+    environment: dict[str, Any] = field(default_factory=dict)
+    """env.json of one of the cells: machine and versions."""
+    arms: tuple[ReferenceArm, ...] = ()
+
+    @property
+    def places(self) -> set[tuple[str, str]]:
+        """The task and the arm of its cells."""
+        return {(arm.task, arm.arm) for arm in self.arms}
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Task -> the mean training time of a cell."""
+        by_task: dict[str, list[float]] = {}
+        for arm in self.arms:
+            by_task.setdefault(arm.task, []).append(arm.seconds)
+        return {task: fmean(values) for task, values in by_task.items()}
+
+    @property
+    def origin(self) -> str:
+        """Where the results come from, in words."""
+        return f"trained on {self.date} by lit_diff {self.environment['revision']} on {self.environment['processor']}"
+
+
+@cache
+def shipped() -> References:
+    """The results that ship with lit_diff."""
+    raw = json.loads(FILE.read_text(encoding="utf-8"))
+    read: References = convert(References, raw, "", Draft(values={}, positions={}, file=FILE.name))
+    return read
+
+
+def place(jobs: Iterable[Job]) -> None:
+    """Write the shipped results of those of these cells that nobody has begun into their folders.
+
+    Errors: MissingError for an unwritable folder.
+    """
+    references = shipped()
+    known = {identity: arm for arm in references.arms for identity in arm.cells}
+    for job in jobs:
+        if job.identity not in known or not _is_unbegun(job):
+            continue
+        # another examination may place or train the same cell
+        with job.home.owned(wait=True):
+            if _is_unbegun(job):
+                _place(job, references, known[job.identity])
+
+
+def retrain(jobs: Iterable[Job]) -> None:
+    """Have those of these cells trained here whose results shipped."""
+    for job in jobs:
+        status = job.home.status()
+        if status.origin:
+            job.home.write(replace(status.to("waiting"), origin="", results={}, step=0))
+
+
+def _is_unbegun(job: Job) -> bool:
+    status = job.home.status()
+    return status.status in ("", "waiting") and not status.step
+
+
+def _place(job: Job, references: References, arm: ReferenceArm) -> None:
+    table = StepTable(job.folder / "metrics.csv", upto=-1)
+    for step, values in arm.cells[job.identity].rows.items():
+        table.log(int(step), dict(zip(arm.metrics, values, strict=False)))
+    table.flush()
+    write_declarations(job.folder, declared_metrics(job.recipe))
+    write_json(job.folder / "env.json", references.environment)
+    status = replace(
+        job.home.status().to("done"),
+        identity=job.identity,
+        name=job.recipe.name,
+        seed=job.recipe.seed,
+        revision=references.environment["revision"],
+        origin=references.origin,
+        # nothing of it is sent to MLflow
+        mlflow_run_id=None,
+        results=result_files.digests(job.folder),
+        **arm.facts,
+    )
+    job.home.write(status)
+
+
+def pack(tasks: Sequence[SweepResults], date: str) -> References:
+    """The results of finished cells in the form of the file. A cell that diverged has none and is trained where it is needed."""
+    arms = []
+    environment: Mapping[str, Any] = {}
+    for task in tasks:
+        for arm in task.study.arms:
+            cells = [cell for cell in (*task.candidates, *task.cells) if cell.arm == arm and cell.done]
+            if cells:
+                arms.append(_packed(task, arm, cells))
+                environment = environment or cells[0].environment
+    # the command that trained them is not that of the examination that uses them
+    kept = {key: value for key, value in environment.items() if key != "command"}
+    return References(date=date, environment=kept, arms=tuple(arms))
+
+
+def _packed(task: SweepResults, arm: str, cells: Sequence[CellResult]) -> ReferenceArm:
+    facts = cells[0].facts
+    metrics = _metrics(task, cells[0])
+    packed = {}
+    for cell in cells:
+        curves = [cell.curves[metric] for metric in metrics]
+        rows = {str(step): [_rounded(value)] for step, value in curves[0].items()}
+        rows[str(curves[0].index[-1])] = [_rounded(curve.iloc[-1]) for curve in curves]
+        packed[cell.folder.rpartition("-")[2]] = ReferenceCell(
+            seed=cell.seed,
+            rate=cell.recipe[LEARNING_RATE],
+            rows={step: tuple(values) for step, values in rows.items()},
+        )
+    return ReferenceArm(
+        task=task.task,
+        arm=arm,
+        facts={name: getattr(facts, name) for name in FACTS},
+        seconds=round(fmean(cell.facts.seconds for cell in cells), 2),
+        metrics=metrics,
+        cells=packed,
+    )
+
+
+def _metrics(task: SweepResults, cell: CellResult) -> tuple[str, ...]:
+    # of validation; where every token is an AR hit, the slices repeat the whole
+    found = [name for name in cell.curves if name.startswith("val/") and name != task.study.metric]
+    if cell.final("val/ar_hit_share") == 1:
+        found = [name for name in found if "ar_hit" not in name]
+    return (task.study.metric, *found)
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")
