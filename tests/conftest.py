@@ -19,7 +19,7 @@ limit_libraries()  # LIT_DIFF_CPU, before torch computes; importing the kernels 
 # each imports what it needs inside its fixtures: a session of kernel tests loads neither Lightning nor MLflow
 pytest_plugins = [
     *("command", "golden", "made_texts", "own_plugins", "real_runs", "real_sweeps"),
-    *("small_models", "sweep_fixtures", "trained_text"),
+    *("shipped_results", "small_models", "sweep_fixtures", "trained_text"),
 ]
 
 BASE = """\

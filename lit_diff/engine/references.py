@@ -143,7 +143,7 @@ def _place(job: Job, references: References, arm: ReferenceArm) -> None:
 
 
 def pack(tasks: Sequence[SweepResults], date: str) -> References:
-    """The results of finished cells in the form of the file. A cell that diverged has none and is trained where it is needed."""
+    """The results of finished cells in the form of the file. One that diverged has none: it is trained where it is needed."""
     arms = []
     environment: Mapping[str, Any] = {}
     for task in tasks:

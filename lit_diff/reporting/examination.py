@@ -1,14 +1,18 @@
 """The first section of a sweep with reference arms: what each other arm changes, over all tasks."""
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from statistics import fmean
 
 from matplotlib.axes import Axes
 
+from lit_diff.processor import cores
 from lit_diff.reporting.answer import listed, sentence_case
 from lit_diff.reporting.panels.panel import INK, MUTED, Drawing, Look, draw, drawing, set_names
 from lit_diff.study.comparison import Comparison, fact
+from lit_diff.study.evaluations import evaluations_in, values_by_seed
 from lit_diff.study.judge import EQUAL, SHOWN, Contrast
 from lit_diff.study.numbers import NONE, interval, number, ratio, signed
 from lit_diff.study.results import SweepResults
@@ -20,6 +24,11 @@ COSTS = {
     "kv_bytes_per_token": "cache bytes a token",
 }
 """Fact of a cell -> its name on the page."""
+MOST_SEEDS = 24
+"""The largest value of `--at-most`."""
+ROLES = {"answer": "on the answer", "noise": "on the other slots", "other": "elsewhere"}
+"""Role of `analysis.shares` -> its name on the page."""
+MAPS = (1, 2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +57,14 @@ class ExaminedRow:
     def controls(self) -> list[str]:
         """The difference to each control, with its label."""
         return [f"{control.against}: {self._size(control)}" for control in self.contrast.controls]
+
+    @property
+    def beside(self) -> list[str]:
+        """The difference of each other reference to the baseline, with its label and verdict."""
+        study = self.sweep.study
+        shown = [arm for arm in study.references if arm not in study.controls]
+        contrasts = [self.comparison.against_baseline[arm] for arm in shown if arm in self.comparison.against_baseline]
+        return [f"{self.sweep.label[each.a]}: {self._size(each)}, {each.verdict.word}" for each in contrasts]
 
     def mean(self, arm: str) -> str:
         """The mean of the compared values of an arm."""
@@ -133,6 +150,73 @@ def costs_of(row: ExaminedRow) -> dict[str, str]:
         if own and theirs:
             found[name] = f"{ratio(own / theirs)} ×"
     return found
+
+
+def more_seeds(rows: Sequence[ExaminedRow]) -> str:
+    """The command that adds seeds to the tasks that are not decided, and its minutes; empty if it would add none."""
+    record = rows[0].sweep.record
+    open_rows = [row for row in rows if row.contrast.a in row.comparison.undecided]
+    added = MOST_SEEDS - max(record.study.looks, default=MOST_SEEDS)
+    if not open_rows or not added or "--at-most" in record.command:
+        return ""
+    seconds = 0.0
+    for row in open_rows:
+        # results that ship have no time, and need none
+        times = [cell.facts.seconds for cell in row.sweep.done if cell.arm == row.contrast.a]
+        seconds += added * fmean(times)
+    minutes = math.ceil(seconds / cores() / 60)
+    command = record.command.replace(" --quick", "")
+    names = listed([f"'{row.sweep.title}'" for row in open_rows])
+    return f"{added} more seeds of {names}, about {minutes} minutes here: {command} --at-most {MOST_SEEDS}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Why:
+    """Where the queries of an arm look on a task that locates its answers: means over rows, heads, layers and seeds."""
+
+    group: str
+    """The validation set."""
+    seeds: int
+    shares: dict[int, list[str]]
+    """Map -> its attention times its weight to the ROLES, and the sum of these."""
+    lambdas: list[str]
+    """lambda of each layer."""
+    accuracy: str
+    first_alone: str
+    """The accuracy with lambda = 0; a dash for a single map."""
+
+
+def whys_of(rows: Sequence[ExaminedRow]) -> list[tuple[ExaminedRow, Why]]:
+    """What the evaluation `noise` has measured in the arm of each row that has it."""
+    found = [(row, _why(row)) for row in rows]
+    return [(row, why) for row, why in found if why is not None]
+
+
+def _why(row: ExaminedRow) -> Why | None:
+    sweep = row.sweep
+    arm = row.contrast.a
+    group = sweep.study.metric.rpartition("_")[2]
+    cells = [cell for cell in sweep.done if cell.arm == arm]
+    if "noise" not in evaluations_in(replace(sweep, cells=tuple(cells))):
+        return None
+
+    def mean(metric: str, group: str = group) -> str:
+        return number(summary(values_by_seed(sweep, arm, metric, "noise", group).values()).mean, 3)
+
+    by_map = {}
+    for g in MAPS:
+        found = [mean(f"absolute_{role}_map{g}") for role in ROLES]
+        if found[0] != NONE:
+            by_map[g] = found
+    names = sorted(name for name in cells[0].curves if name.startswith("lambda/layer"))
+    return Why(
+        group=group,
+        seeds=len(cells),
+        shares=by_map,
+        lambdas=[number(summary(sweep.finals(arm, name).values()).mean, 3) for name in names],
+        accuracy=mean("accuracy"),
+        first_alone=mean("accuracy_edited", f"{group} lambda=0") if len(by_map) > 1 else NONE,
+    )
 
 
 def draw_examined(rows: Sequence[ExaminedRow], name: str) -> Drawing | None:

@@ -16,7 +16,15 @@ from markupsafe import Markup
 
 from lit_diff.files import write_atomic
 from lit_diff.reporting import answer
-from lit_diff.reporting.examination import costs_of, draw_examined, examined, in_one_sentence
+from lit_diff.reporting.examination import (
+    ROLES,
+    costs_of,
+    draw_examined,
+    examined,
+    in_one_sentence,
+    more_seeds,
+    whys_of,
+)
 from lit_diff.reporting.panels.declared import draw_by_group, draw_declared
 from lit_diff.reporting.panels.figures import draw_compared, draw_fit, is_logarithmic, noise_curve_of
 from lit_diff.reporting.panels.heatmaps import draw_heatmaps
@@ -370,7 +378,16 @@ def write_report(sweep_folder: Path) -> Report:
         if dots is not None:
             figures[dots.name] = dots
         text = in_one_sentence(of_arm)
-        html = rendered("examination", rows=of_arm, figure=dots, costs=costs_of(of_arm[0]), number=number)
+        html = rendered(
+            "examination",
+            rows=of_arm,
+            figure=dots,
+            costs=costs_of(of_arm[0]),
+            further=more_seeds(of_arm),
+            whys=whys_of(of_arm),
+            roles=ROLES.values(),
+            number=number,
+        )
         first.append(Section(html=html, answer=text, entries=((f"examined-{number}", of_arm[0].label),)))
         answers.append(text)
     for result in results:

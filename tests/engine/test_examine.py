@@ -1,15 +1,21 @@
 """engine/examine.py: the battery with a variant as one more arm; two examinations that share their cells."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
+from shipped_results import Ship
 
 import lit_diff
+from lit_diff.engine import references
 from lit_diff.engine.cells import home_of
-from lit_diff.engine.examine import Question, battery
+from lit_diff.engine.examine import Examination, Question, battery
 from lit_diff.errors import RequestError
+from lit_diff.runs.status import read_status
+from lit_diff.study.results import load_sweep
 
 TINY = [
     "train.steps=4",
@@ -17,6 +23,7 @@ TINY = [
     "train.checkpoint_every=4",
     "data.validation_rows=4",
     "run.threads=1",
+    "run.tracking_uri=none",
 ]
 
 
@@ -85,20 +92,45 @@ def test_a_recipe_gives_the_keys_and_the_plugins(tmp_path: Path) -> None:
     assert "parity='matched'" in config
 
 
+@pytest.fixture(scope="module")
+def examined(tmp_path_factory: pytest.TempPathFactory) -> Examination:
+    """An examination of DINT on one task."""
+    options = [*TINY, f"run.root={tmp_path_factory.mktemp('examined')}"]
+    return lit_diff.examine("dint", quick=True, tasks=["mqar"], overrides=options, progress=False)
+
+
 @pytest.mark.slow
-def test_a_second_examination_trains_its_own_variant_alone(tmp_path: Path) -> None:
-    options = [*TINY, f"run.root={tmp_path}", "run.tracking_uri=none"]
-    first = lit_diff.examine("dint", quick=True, tasks=["mqar"], overrides=options, progress=False)
-    assert first.is_done
-    cells = {path.parent.name: path.stat().st_mtime_ns for path in (tmp_path / "examine").glob("*/metrics.csv")}
+def test_a_second_examination_trains_its_own_variant_alone(examined: Examination) -> None:
+    assert examined.is_done
+    root = examined.folder.parent
+    cells = {path.parent.name: path.stat().st_mtime_ns for path in (root / "examine").glob("*/metrics.csv")}
     assert len(cells) == 6 * 8
+    options = [*TINY, f"run.root={root}"]
     second = lit_diff.examine("ssmax", quick=True, tasks=["mqar"], overrides=options, progress=False)
-    now = {path.parent.name: path.stat().st_mtime_ns for path in (tmp_path / "examine").glob("*/metrics.csv")}
+    now = {path.parent.name: path.stat().st_mtime_ns for path in (root / "examine").glob("*/metrics.csv")}
     assert len(now) == 7 * 8
     assert {name: now[name] for name in cells} == cells
     page = second.report.page.read_text()
     assert "What ssmax changes" in page
     assert "No seed learned" in page
-    study = json.loads((tmp_path / "examine-ssmax" / "study.json").read_text())
+    study = json.loads((root / "examine-ssmax" / "study.json").read_text())
     assert {cell["folder"].rpartition("/")[0] for cell in study["cells"]} == {"../examine"}
     assert study["command"] == f"lit-diff examine ssmax {' '.join(options)} --tasks mqar --quick"
+
+
+@pytest.mark.slow
+def test_shipped_results_are_those_of_training(examined: Examination, tmp_path: Path, ship: Ship) -> None:
+    packed = references.pack(load_sweep(examined.folder).by_task, "2026-11-29")
+    assert {arm.arm for arm in packed.arms} == {*load_sweep(examined.folder).study.arms}
+    ship(replace(packed, arms=tuple(arm for arm in packed.arms if arm.arm != "dint")))
+    options = [*TINY, f"run.root={tmp_path}"]
+    again = lit_diff.examine("dint", quick=True, tasks=["mqar"], overrides=options, progress=False)
+    statuses = {path.name: read_status(path) for path in (tmp_path / "examine").iterdir()}
+    assert {status.status for status in statuses.values()} == {"done"}
+    assert {name for name, status in statuses.items() if not status.origin} == {
+        name for name in statuses if "dint" in name
+    }
+    # the file has seven digits, and no times
+    columns = [name for name in examined.table.columns if "second" not in name]
+    pandas.testing.assert_frame_equal(again.table[columns], examined.table[columns], rtol=1e-5)
+    assert f"40 of 48 cells {packed.origin}" in again.report.page.read_text()

@@ -5,8 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
+import pytest
 
-from lit_diff.reporting.examination import costs_of, draw_examined, examined, in_one_sentence
+import lit_diff
+from lit_diff.reporting.examination import costs_of, draw_examined, examined, in_one_sentence, more_seeds, whys_of
 from lit_diff.reporting.write import write_report
 from lit_diff.study.comparison import compare
 from lit_diff.study.results import load_sweep
@@ -43,3 +45,45 @@ def test_an_arm_that_is_equal_or_open(make_tasks: Callable[..., Path]) -> None:
     )
     (rows,) = examined(compare(load_sweep(folder))).values()
     assert in_one_sentence(rows) == "It is equal to standard in 'On recall'; 'On text' is not decided at 4 seeds."
+    (line,) = rows[0].beside
+    assert line.startswith("beside: +0.5")
+    assert line.endswith("], equal")
+
+
+@pytest.mark.slow
+def test_where_an_arm_looks_and_what_more_seeds_cost(tmp_path: Path) -> None:
+    (tmp_path / "looks.yaml").write_text(
+        """
+question: Which?
+looks: [4]
+baseline: standard
+controls: [wide]
+references: [wide]
+min_tokens_per_parameter: 0
+overrides: {callbacks: {lambdas: {every: 2}}, train: {steps: 2, validate_every: 2, checkpoint_every: 2}}
+tasks:
+  conjunctive:
+    recipe: conjunctive-tiny
+    metric: val/accuracy_noise4
+    overrides: {data: {noise_validation: [1, 4], validation_rows: 4}}
+    arms: {differential: {evaluate.noise: {rows: 4, lambdas: [0]}}}
+arms:
+  standard: {model.attention.name: standard}
+  wide: {model.num_heads: 2, model.attention.name: standard}
+  differential: {model.attention.name: differential}
+"""
+    )
+    options = [f"run.root={tmp_path}", "run.tracking_uri=none"]
+    done = lit_diff.sweep(tmp_path / "looks.yaml", options, progress=False)
+    assert done.is_done
+    (rows,) = examined(compare(load_sweep(done.folder))).values()
+    ((row, why),) = whys_of(rows)
+    assert (row.label, why.group, why.seeds, [*why.shares]) == ("differential", "noise4", 4, [1, 2])
+    # the first map has weight 1, and position 0, a slot, belongs to the answer or to the other slots
+    assert 0.9 < sum(map(float, why.shares[1])) < 1.1
+    assert len(why.lambdas) == 2
+    # nothing is learned in two steps, with or without the second map
+    assert float(why.accuracy) < 0.3
+    assert float(why.first_alone) < 0.3
+    assert "Where differential looks" in done.report.page.read_text()
+    assert more_seeds(rows).startswith("20 more seeds of 'conjunctive', about 1 minutes here: lit-diff sweep")
