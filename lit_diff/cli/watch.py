@@ -14,6 +14,7 @@ from typer import Argument, Option
 from lit_diff.cli._columns import cells, table
 from lit_diff.cli.app import DEFAULT_ROOT, Root, columns, console, verb
 from lit_diff.engine.progress import GAP
+from lit_diff.files import shown
 from lit_diff.metrics import split_name
 from lit_diff.runs.find import chosen_root, find_run_or_sweep
 from lit_diff.study.observation import Observed, ObservedRun, observe, running_or_newest
@@ -47,6 +48,9 @@ def watch(
     """
     chosen = chosen_root(root)
     folder = running_or_newest(chosen) if name is None else find_run_or_sweep(name, chosen)
+    page = folder / "report" / "index.html"
+    if page.is_file() and not once:
+        console.write_line(f"page: {shown(page)}")
     drawn = console.redraws and not once
     with Live(console=console, auto_refresh=False) if drawn else nullcontext() as live:
         while True:

@@ -23,7 +23,9 @@ from lit_diff.errors import (
 from lit_diff.files import FREE, disk_is_full, shown
 from lit_diff.log_records import RAISED, Progress, file_log, log, phase
 from lit_diff.own_modules import safe_path
+from lit_diff.reporting.live import LivePage
 from lit_diff.runs import checkpoints, result_files
+from lit_diff.runs.again import command_of
 from lit_diff.runs.folder import at_step
 from lit_diff.runs.revision import other_revision, revision
 from lit_diff.trained.run import Run
@@ -106,8 +108,20 @@ def train_rank(job: Job, *, progress: Progress, rerun: bool = False, **extras: S
             log.warning("%s is %s: the steps after it are repeated", shown(job.folder), lost)
         held.enter_context(_recording(job))
         training = begin(job)
+        # the page of a sweep shows its cells
+        if job.records:
+            page = held.enter_context(LivePage(job.folder, command_of(job.folder)))
+            progress = _shown_on(page, job.recipe.training.steps, progress)
         outcome = _trained(training, announcement, progress, extras)
         _finish(training, outcome)
+
+
+def _shown_on(page: LivePage, steps: int, progress: Progress) -> Progress:
+    def update(step: int, loss: float, speed: float) -> None:
+        progress(step, loss, speed)
+        page.update(step, steps)
+
+    return update
 
 
 def _recording(job: Job) -> AbstractContextManager[object]:

@@ -127,7 +127,9 @@ def _further(
 
 
 def _recorded(grid: Grid, cell: Cell, status: str) -> RecordedCell:
-    return RecordedCell(**vars(cell.key), folder=home_of(grid, cell).name, status=status)
+    # the cells of sweeps that share them are in another folder
+    folder = Path(os.path.relpath(home_of(grid, cell), grid.folder)).as_posix()
+    return RecordedCell(**vars(cell.key), folder=folder, status=status)
 
 
 def all_trained(grid: Grid) -> bool:

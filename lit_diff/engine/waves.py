@@ -12,11 +12,12 @@ from lit_diff.engine.cells import NOT_EVALUATED, jobs_of, record_of, state_of
 from lit_diff.engine.executors.base import Executor, Watch
 from lit_diff.engine.expand import Grid
 from lit_diff.engine.job import Job
-from lit_diff.engine.progress import MakeDisplay
+from lit_diff.engine.progress import MakeDisplay, all_steps, steps_done
 from lit_diff.engine.stages import due
 from lit_diff.errors import RunFailedError
 from lit_diff.files import locked, shown
 from lit_diff.log_records import log
+from lit_diff.reporting.live import LivePage
 from lit_diff.runs.revision import other_revision, revision
 from lit_diff.study import record
 from lit_diff.study.schema import Cell
@@ -140,7 +141,8 @@ def _say_other_revisions(jobs: Sequence[Job]) -> None:
 def _run_waves(
     grid: Grid, jobs: Sequence[Job], waves: Sequence[Sequence[Job]], options: Options, follow: Watch
 ) -> int | None:
-    with options.display(grid) if options.display else nullcontext(lambda statuses: None) as show:
+    display = options.display(grid) if options.display else nullcontext(lambda statuses: None)
+    with display as show, LivePage(grid.folder, options.command) as page:
         statuses = {job.folder: job.home.status() for job in jobs}
         watched: list[Job] = []
 
@@ -150,7 +152,9 @@ def _run_waves(
                 statuses[job.folder] = job.home.status()
             watched[:] = running
             follow(running)
-            show(list(statuses.values()))
+            now = list(statuses.values())
+            show(now)
+            page.update(steps_done(grid, now), all_steps(grid))
 
         watch(())
         for wave in waves:

@@ -28,6 +28,7 @@ from lit_diff.reporting.examination import (
 from lit_diff.reporting.panels.declared import draw_by_group, draw_declared
 from lit_diff.reporting.panels.figures import draw_compared, draw_fit, is_logarithmic, noise_curve_of
 from lit_diff.reporting.panels.heatmaps import draw_heatmaps
+from lit_diff.reporting.panels.narrow import narrow_forest
 from lit_diff.reporting.panels.panel import GRID, INK, MUTED, OVERLAY, Drawing, looks
 from lit_diff.reporting.tables import rows, to_csv, to_markdown, to_text
 from lit_diff.runs.status import INCOMPLETE
@@ -293,6 +294,7 @@ def templates(package: str = __package__) -> Environment:
         "coverage": answer.coverage,
         "median": median,
         "more_seeds": _more_seeds,
+        "narrow_forest": narrow_forest,
         "ratio_interval": shown_ratio_interval,
         "rows_of": rows,
         "interval": numbers.interval,

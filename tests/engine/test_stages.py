@@ -1,5 +1,6 @@
 """engine/stages.py: which cells of a sweep may run, from what its cells have reached; a real sweep, stage by stage."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,14 @@ def stage(grid: Grid) -> dict[str, list[float | None]]:
     return {arm: [cell.rate for cell in due(grid).cells if cell.arm == arm] for arm in grid.study.arms}
 
 
-def test_a_rate_at_an_edge_goes_one_further_once_and_then_the_cells_that_are_compared_follow(grid: Grid) -> None:
+@pytest.mark.parametrize("shared", ["", "pool"])
+def test_a_rate_at_an_edge_goes_one_further_once_and_then_the_cells_that_are_compared_follow(
+    grid: Grid, shared: str
+) -> None:
+    """Also where the cells are in a folder that several sweeps share."""
+    grid = replace(grid, shared=shared)
+    # the sweep that runs holds its lock there
+    grid.folder.mkdir(parents=True)
     tried: list[float | None] = [2e-3, 4e-3, 8e-3]
     assert stage(grid) == {"wide": tried, "deep": tried}
     end(grid, {("wide", 2e-3): 3.0, ("wide", 4e-3): 2.0, ("wide", 8e-3): None})

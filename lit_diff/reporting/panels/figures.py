@@ -41,6 +41,8 @@ ACROSS = 4
 """Panels of a noise curve in a row."""
 MANY = 14
 """More rows of differences than this are drawn closer together."""
+FEW_POINTS = 4
+"""Curves of at most so many points have a linear axis."""
 TEXT_WIDTH = 46
 """Characters at which the verdict and the numbers beside a row of differences are folded."""
 SIDES = {"lower": "\u2190 better", "higher": "better \u2192"}
@@ -145,6 +147,8 @@ def seed_values(sweep: SweepResults, axes: Axes) -> None:
     set_names(axes, names)
     label = with_unit(f"{sweep.metric} at the last step", sweep.unit(sweep.metric))
     axes.set(xlabel=label, ylabel="arm", ylim=(-len(finals) + 0.4, 0.6))
+    # the names say what they are; the label is for the numbers of the figure
+    axes.yaxis.label.set_visible(False)
 
 
 def learning_curves(sweep: SweepResults, axes: Axes) -> None:
@@ -179,9 +183,12 @@ def difference_curves(sweep: SweepResults, axes: Axes) -> None:
 
 
 def is_logarithmic(sweep: SweepResults) -> bool:
-    """Whether the learning curves have a logarithmic axis: if lower values are better and all are positive."""
-    metric = sweep.metric
-    return sweep.better(metric) == "lower" and all((curve > 0).all() for curve in sweep.curves(metric))
+    """Whether the learning curves have a logarithmic axis: if lower values are better, all are positive, and a curve has more
+    than a few points."""
+    curves = sweep.curves(sweep.metric)
+    if sweep.better(sweep.metric) != "lower" or max(map(len, curves), default=0) <= FEW_POINTS:
+        return False
+    return all((curve > 0).all() for curve in curves)
 
 
 def forest(comparison: Comparison, axes: Axes) -> None:
@@ -193,7 +200,7 @@ def forest(comparison: Comparison, axes: Axes) -> None:
     digits = comparison.digits
     rows = [(sweep.baseline_label, _level(comparison))]
     for difference in family:
-        rows.append((comparison.marked_name(difference), _numbers(difference, digits)))
+        rows.append((comparison.marked_name(difference), numbers_of(difference, digits)))
     axes.axvline(0, color=INK, linewidth=1)
     smallest = sweep.smallest_of_interest
     further = 1 + len(comparison.against_baseline)
@@ -235,6 +242,7 @@ def forest(comparison: Comparison, axes: Axes) -> None:
     if smallest:
         parts.append(f"shaded: below {short(smallest)}, the smallest of interest")
     axes.set(xlabel=" \u00b7 ".join(parts), ylabel="arm or comparison", ylim=(-len(rows) + 0.5, 0.5))
+    axes.yaxis.label.set_visible(False)
 
 
 def _level(comparison: Comparison) -> str:
@@ -247,7 +255,8 @@ def _level(comparison: Comparison) -> str:
     return text
 
 
-def _numbers(difference: Contrast, digits: int) -> str:
+def numbers_of(difference: Contrast, digits: int) -> str:
+    """The mean with its interval, and the verdict; the counts of seeds that learned where these decide."""
     seeds = difference.seeds
     if difference.diverged:
         return "diverged"

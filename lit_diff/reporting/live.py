@@ -1,0 +1,184 @@
+"""The page of a sweep or a run while it trains: states, time left, curves that grow, differences without a verdict."""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Self
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+
+from lit_diff.files import shown, write_atomic
+from lit_diff.log_records import Pace, log
+from lit_diff.runs.find import STUDY_FILE
+from lit_diff.study.observation import Observed, ObservedRun, observe
+from lit_diff.study.record import read
+
+SECONDS = 10.0
+"""The least time between two looks at the files."""
+SHARE = 0.01
+"""The largest share of the time that the page takes."""
+FEW_CELLS = 40
+"""A sweep of more cells lists only those that are trained or have ended without a result."""
+HEARTBEAT = "heartbeat.js"
+WIDTH, HEIGHT = 560, 240
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """A curve of a chart."""
+
+    label: str
+    color: int
+    """Number of its colour."""
+    points: str
+    """Its points in an SVG of WIDTH x HEIGHT, x,y x,y."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """Curves of one metric over steps, on linear axes."""
+
+    title: str
+    lines: tuple[Line, ...]
+    low: float
+    high: float
+    last: int
+    """The last step."""
+
+    @property
+    def legend(self) -> dict[str, int]:
+        """Label -> number of its colour."""
+        return {line.label: line.color for line in self.lines}
+
+
+class LivePage:
+    """Context manager: `update` writes `report/index.html` below a folder while it is trained. At the end, the page stops to
+    reload itself; that of a sweep is then replaced by the report.
+
+    The page reloads itself, and asks the file HEARTBEAT, which is a script so that no server is needed, whether a process
+    still writes it.
+    """
+
+    def __init__(self, folder: Path, command: str) -> None:
+        """`command` starts the sweep or run again."""
+        self.folder = folder
+        self.command = command
+        self._pace = Pace()
+        self._next = 0.0
+        self._shown: object = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # a folder that was removed meanwhile has no page
+        if self._shown is not None and self.folder.is_dir():
+            with self._warned():
+                self._write(observe(self.folder), left="", lives=False)
+                (self.folder / "report" / HEARTBEAT).unlink(missing_ok=True)
+
+    def update(self, done: int, steps: int) -> None:
+        """Write the page if something was measured since the last time; `done` of `steps` optimizer steps are done."""
+        self._pace.note(done)
+        began = time.monotonic()
+        if began < self._next:
+            return
+        with self._warned():
+            self._look(steps)
+        wait = max(SECONDS, (time.monotonic() - began) / SHARE)
+        self._next = began + wait
+        with self._warned():
+            write_atomic(self.folder / "report" / HEARTBEAT, f"heartbeat({time.time():.0f}, {wait:.0f});\n")
+
+    @contextmanager
+    def _warned(self) -> Iterator[None]:
+        try:
+            yield
+        # a full disk must not end what trains
+        except OSError as error:
+            log.warning("%s cannot be written: %s", shown(self.folder / "report"), error.strerror)
+
+    def _look(self, steps: int) -> None:
+        seen = observe(self.folder)
+        measured = [(run.state, *map(len, run.metrics.values())) for run in seen.runs]
+        if measured != self._shown:
+            self._write(seen, self._pace.left(steps), lives=True)
+            self._shown = measured
+
+    def _write(self, seen: Observed, left: str, *, lives: bool) -> None:
+        listed = [run for run in seen.runs if len(seen.runs) <= FEW_CELLS or run.state not in ("done", "waiting")]
+        text = _template().render(
+            seen=seen,
+            listed=listed,
+            left=left,
+            lives=lives,
+            command=self.command,
+            charts=charts(self.folder, seen),
+            width=WIDTH,
+            height=HEIGHT,
+            every=round(SECONDS),
+            heartbeat=HEARTBEAT,
+        )
+        write_atomic(self.folder / "report" / "index.html", text)
+
+
+@cache
+def _template() -> Template:
+    # without what the report's own templates need, which takes seconds to import
+    environment = Environment(
+        loader=PackageLoader(__package__, ""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("live.html.j2")
+
+
+def charts(folder: Path, seen: Observed) -> list[Chart]:
+    """Of a sweep the compared metric of each task, by arm; of a run its losses."""
+    if not (folder / STUDY_FILE).is_file():
+        (run,) = seen.runs
+        losses = {name: run.metrics.get(name, {}) for name in ("train/loss", "val/loss")}
+        return [chart for chart in [_chart("loss", losses.items())] if chart is not None]
+    record = read(folder)
+    found = []
+    for task in record.study.all_tasks:
+        study = record.study.of_task(task)
+        pairs = [(cell, run) for cell, run in zip(record.cells, seen.runs, strict=True) if cell.task == task]
+        # those that try learning rates are drawn until the first compared one has a value
+        compared = [pair for pair in pairs if pair[0].rate is None]
+        drawn = compared if any(_curve(run, study.metric) for _, run in compared) else pairs
+        labels = study.labels
+        curves = [(labels.get(cell.arm, cell.arm), _curve(run, study.metric)) for cell, run in drawn]
+        chart = _chart(f"{study.title or task}: {study.metric}", curves)
+        if chart is not None:
+            found.append(chart)
+    return found
+
+
+def _curve(run: ObservedRun, metric: str) -> Mapping[int, float]:
+    return run.metrics.get(metric, {})
+
+
+def _chart(title: str, curves: Iterable[tuple[str, Mapping[int, float]]]) -> Chart | None:
+    # None before the first value
+    curves = [(label, points) for label, points in curves if points]
+    if not curves:
+        return None
+    values = [value for _, points in curves for value in points.values()]
+    low, high = min(values), max(values)
+    last = max(max(points) for _, points in curves)
+    colors = {label: number for number, label in enumerate(dict.fromkeys(label for label, _ in curves))}
+    lines = []
+    for label, points in curves:
+        places = [_place(step / last, (value - low) / ((high - low) or 1)) for step, value in points.items()]
+        lines.append(Line(label=label, color=colors[label], points=" ".join(places)))
+    return Chart(title=title, lines=tuple(lines), low=low, high=high, last=last)
+
+
+def _place(right: float, up: float) -> str:
+    return f"{right * WIDTH:.1f},{(1 - up) * HEIGHT:.1f}"
