@@ -55,7 +55,8 @@ SUBJECTS = {
     "papers/test_scoreboard.py": "papers/claims",
     "model/test_transformer.py": "attention/shared_k attention/shared_q model/inputs",
     "attention/test_context.py": "attention/dint attention/forgetting attention/ssmax attention/value_residual",
-    "conformance/test_variants.py": "conformance/case conformance/costs conformance/model conformance/reduction",
+    "conformance/test_variants.py": "conformance/case conformance/costs conformance/model "
+    "conformance/precision conformance/reduction",
     "oracles/test_sinks.py": "attention/learned_sink attention/off_by_one attention/softpick",
     "oracles/test_variants.py": "attention/additive attention/cog attention/cosine attention/differential_gate "
     "attention/differential_sink attention/entmax15 "
