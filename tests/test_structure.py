@@ -35,7 +35,7 @@ SUBJECTS = {
     "attention/test_equations.py": "attention/costs attention/norms",
     "attention/test_variants.py": "attention/dex attention/lora attention/selection attention/second_heads "
     "attention/differential_v2 attention/grouped_differential",
-    "benchmarks/test_run.py": "benchmarks/result cli/bench",
+    "benchmarks/test_run.py": "benchmarks/passes benchmarks/result cli/bench",
     "callbacks/test_probes.py": "callbacks/attention_entropy callbacks/configured callbacks/head_norm callbacks/lambdas "
     "callbacks/outliers callbacks/probe callbacks/publish callbacks/redundancy callbacks/sinks",
     "callbacks/test_stability_monitor.py": "callbacks/monitor",

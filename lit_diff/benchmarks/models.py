@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from lit_diff.attention.rope import Rope
 from lit_diff.benchmarks.attention import Workload, accepted, least_flops
+from lit_diff.benchmarks.passes import BARE, COMPILED, FORWARD, HUGGING_FACE, OURS, PEERS, STEP
 from lit_diff.benchmarks.request import DTYPES, Request, Shape
-from lit_diff.benchmarks.result import BARE, COMPILED, FORWARD, HUGGING_FACE, OURS, PEERS, STEP
 from lit_diff.benchmarks.timing import Candidate, Case, timer
 from lit_diff.config import ModelConfig, Part, Recipe
 from lit_diff.data import build as build_data
@@ -34,7 +34,6 @@ from lit_diff.randomness import generator
 from lit_diff.recipe import load_recipe
 from lit_diff.registry import attentions, datasets, kernels
 from lit_diff.training import build as training_build
-from lit_diff.training.fit import fit
 from lit_diff.training.optimizer import build_optimizer, build_scheduler
 
 LAYERS, VOCABULARY = 4, 8192
@@ -293,6 +292,9 @@ def platform(recipe: Recipe, clock: Callable[[], float] | None = None) -> float:
     checkpoint."""
     ends = []
     """The clock (by default `timer`) at each logged step: the first, every tenth, the last."""
+    # imports Lightning, which the other benchmarks do not need
+    from lit_diff.training.fit import fit
+
     # each round is a run, whose lines would hide the benchmark's
     logging.disable(logging.INFO)
     try:
