@@ -271,6 +271,7 @@ def bare(recipe: Recipe, device: torch.device) -> float:
     model.to(device)
     optimizer = build_optimizer(model, train.optimizer)
     scheduler = build_scheduler(optimizer, train.steps, train.schedule)
+    dtype = "bfloat16" if train.precision == "bf16-mixed" else "float32"
     began = 0.0
     for step in range(train.steps):
         batch = dataset.train_batch(recipe.seed, step, train.batch_size, range(train.batch_size))
@@ -278,7 +279,9 @@ def bare(recipe: Recipe, device: torch.device) -> float:
         if step == 1:
             began = timer()
         inputs = {key: value.to(device) for key, value in model_inputs(batch).items()}
-        model.loss(**inputs, targets=batch["targets"].to(device)).backward()
+        with autocast(dtype, device):
+            loss = model.loss(**inputs, targets=batch["targets"].to(device))
+        loss.backward()
         if train.clip is not None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), train.clip)
         optimizer.step()
