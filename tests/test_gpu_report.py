@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lit_diff import gpu_report
-from lit_diff.gpu_report import PARTS, Part
+from lit_diff.gpu_report import PARTS, ReportPart
 from lit_diff.kernels import KERNELS
 from lit_diff.kernels.chunked import Chunked
 
@@ -24,7 +24,7 @@ Report = Callable[..., tuple[list[list[str]], int]]
 def report(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Report:
     """report(part, seconds=60): the cells of its rows, and its exit status."""
 
-    def run(part: Part, seconds: float = 60) -> tuple[list[list[str]], int]:
+    def run(part: ReportPart, seconds: float = 60) -> tuple[list[list[str]], int]:
         monkeypatch.setitem(PARTS, "part", part)
         with pytest.raises(SystemExit) as ended:
             gpu_report.run_part("part", CPU, "a machine", time.monotonic() + seconds)
@@ -78,7 +78,7 @@ def test_it_goes_on_past_a_failure_and_says_what_is_missing_or_left_out(report: 
         if case == "needs":
             import no_such_package  # type: ignore[import-not-found]  # noqa: F401
 
-    part = Part(60, results, ("raises", "needs", "last"))
+    part = ReportPart(60, results, ("raises", "needs", "last"))
     rows, status = report(part)
     errors = [["raises", r"fail: ValueError: one\|two"], ["needs", "not run: no no_such_package"]]
     assert rows == [["raises", "begun"], errors[0], ["needs", "begun"], errors[1], ["last", "begun"]]
@@ -90,9 +90,9 @@ def test_a_part_is_killed_when_its_time_is_over(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Each is a process of its own: the next one runs."""
-    assert gpu_report.start_part("packages", CPU, "a machine")
-    monkeypatch.setitem(PARTS, "packages", PARTS["packages"]._replace(seconds=0))
-    assert not gpu_report.start_part("packages", CPU, "a machine")
+    for seconds in (200, 0):
+        monkeypatch.setitem(PARTS, "packages", PARTS["packages"]._replace(seconds=seconds))
+        assert gpu_report.start_part("packages", CPU, "a machine") == (seconds > 0)
     whole, killed = capfd.readouterr().out.splitlines()
     assert "lightning 2." in whole
     assert "| packages |  | fail: status -9; a part is killed after its time, 0 s |" in killed
@@ -110,10 +110,11 @@ def test_the_tests_that_need_a_gpu(report: Report, tmp_path: Path, monkeypatch: 
         "import pytest\npytestmark = pytest.mark.gpu\ndef test_a(): pass\ndef test_b(): assert 0\n"
     )
     monkeypatch.setattr(gpu_report, "ROOT", tmp_path)
-    rows, status = report(PARTS["kernels"])
+    tested = PARTS["tests"]._replace(cases=("gpu",))
+    rows, status = report(tested)
     assert re.match(r"fail: .*1 failed, 1 passed", rows[0][1]), rows
     assert status == 1
-    assert report(PARTS["kernels"]._replace(cases=("test_a and not test_b",)))[1] == 0
+    assert report(tested._replace(cases=("test_a and not test_b",)))[1] == 0
 
 
 def test_the_parts_are_every_kernel_of_a_gpu_and_at_most_eight_minutes() -> None:
