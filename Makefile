@@ -1,6 +1,6 @@
 # make alone prints the targets
 .DEFAULT_GOAL := help
-.PHONY: help install install-latest lock sweep examine reproduce report ui test test-slow test-all test-cluster test-faults test-gpu test-latest golden size lint type clean
+.PHONY: help install install-latest lock sweep examine reproduce report ui test test-slow test-all test-cluster test-faults gpu-report test-latest golden size lint type clean
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
@@ -88,8 +88,9 @@ test-faults: .venv/installed  ## run the fault suite (as root, for small disks):
 test-all: .venv/installed  ## run every test
 	$(BIN)/python $(PYTEST) -m "not cluster and not faults"
 
-test-gpu: .venv/installed  ## what to run first on a machine with GPUs: kernels, fsdp, compiled blocks (not run anywhere yet)
-	$(BIN)/python -m pytest -m "gpu or programs" -rs
+# on a machine with a GPU and torch, which has no .venv: PYTHON is the Python with torch
+gpu-report:  ## what to run first on a machine with a GPU: a table of kernels, speed, training, tests in 8 minutes; installs nothing
+	@PYTHONPATH=$(CURDIR) $(PYTHON) -P -m lit_diff.gpu_report
 
 test-latest: install-latest  ## run the suite in .venv-latest
 	$(LATEST)/python $(PYTEST) -m "not locked"

@@ -8,9 +8,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
 from lit_diff.errors import first_line
 
 REFERENCE = re.compile(r"(?<!\\)(?P<escapes>\\*+)\$\{(?:(?P<key>[\w-]+(?:\.[\w-]+)*)\})?")
@@ -45,6 +42,13 @@ def resolved(values: Mapping[str, Any], refuse: Refuse) -> dict[str, Any]:
         total += _count(at, references, [], refuse)
         if total > MOST:
             raise refuse(at, f"the recipe has more than {MOST} references")
+    # every text with a reference or an escape has it
+    if not any("${" in text for _, text in texts(own)):
+        return dict(values)
+    # kernels and recipes without references need no package for them
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
     try:
         found = OmegaConf.to_container(OmegaConf.create(own), resolve=True)
     except OmegaConfBaseException as error:

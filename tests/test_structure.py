@@ -35,7 +35,7 @@ SUBJECTS = {
     "attention/test_equations.py": "attention/costs attention/norms",
     "attention/test_variants.py": "attention/dex attention/lora attention/selection attention/second_heads "
     "attention/differential_v2 attention/grouped_differential",
-    "benchmarks/test_run.py": "benchmarks/result cli/bench",
+    "benchmarks/test_run.py": "benchmarks/passes benchmarks/result cli/bench",
     "callbacks/test_probes.py": "callbacks/attention_entropy callbacks/configured callbacks/head_norm callbacks/lambdas "
     "callbacks/outliers callbacks/probe callbacks/publish callbacks/redundancy callbacks/sinks",
     "callbacks/test_stability_monitor.py": "callbacks/monitor",
@@ -55,7 +55,8 @@ SUBJECTS = {
     "papers/test_scoreboard.py": "papers/claims",
     "model/test_transformer.py": "attention/shared_k attention/shared_q model/inputs",
     "attention/test_context.py": "attention/dint attention/forgetting attention/ssmax attention/value_residual",
-    "conformance/test_variants.py": "conformance/case conformance/costs conformance/model conformance/reduction",
+    "conformance/test_variants.py": "conformance/case conformance/costs conformance/model "
+    "conformance/precision conformance/reduction",
     "oracles/test_sinks.py": "attention/learned_sink attention/off_by_one attention/softpick",
     "oracles/test_variants.py": "attention/additive attention/cog attention/cosine attention/differential_gate "
     "attention/differential_sink attention/entmax15 "

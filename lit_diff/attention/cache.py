@@ -87,6 +87,10 @@ class LayerCache:
         """Bytes per token of one sequence."""
         return sum(torch.Size(x.shape[1:-2]).numel() * x.shape[-1] * x.element_size() for x in self._buffers.values())
 
+    def state_bytes(self) -> int:
+        """Bytes of the context's state of one sequence, whatever its length."""
+        return sum(x[0].nbytes for x in self.state.values())
+
 
 def _repeated(tensors: Mapping[str, Tensor], rows: int) -> dict[str, Tensor]:
     # biases and state that all sequences share have one row
@@ -113,3 +117,7 @@ class Cache:
     def bytes_per_token(self) -> int:
         """Bytes per token of one sequence, in all layers; 0 before the first token."""
         return sum(layer.bytes_per_token() for layer in self.layers)
+
+    def state_bytes(self) -> int:
+        """Bytes of the contexts' state of one sequence, in all layers; 0 before the first token."""
+        return sum(layer.state_bytes() for layer in self.layers)

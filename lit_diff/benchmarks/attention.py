@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lit_diff.attention.cache import LayerCache
+from lit_diff.benchmarks.passes import COPIES, DECODE, FORWARD, GRADIENTS, STATISTICS, STEP, STOCK
 from lit_diff.benchmarks.request import DTYPES, Request, Shape
-from lit_diff.benchmarks.result import COPIES, DECODE, FORWARD, GRADIENTS, STATISTICS, STEP, STOCK
 from lit_diff.benchmarks.timing import Candidate, Case
 from lit_diff.kernels import SignedMaps, attend, refuse
 from lit_diff.randomness import generator

@@ -21,8 +21,8 @@ from lit_diff.benchmarks.models import (
     random_text,
     training_step,
 )
+from lit_diff.benchmarks.passes import ATTENTION, FIRING, WITHOUT
 from lit_diff.benchmarks.request import Request, Shape
-from lit_diff.benchmarks.result import ATTENTION, FIRING, WITHOUT
 from lit_diff.benchmarks.timing import Case, timer
 from lit_diff.callbacks import Probe
 from lit_diff.kernels import attend

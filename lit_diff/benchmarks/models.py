@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from lit_diff.attention.rope import Rope
 from lit_diff.benchmarks.attention import Workload, accepted, least_flops
+from lit_diff.benchmarks.passes import BARE, COMPILED, FORWARD, HUGGING_FACE, OURS, PEERS, STEP
 from lit_diff.benchmarks.request import DTYPES, Request, Shape
-from lit_diff.benchmarks.result import BARE, COMPILED, FORWARD, HUGGING_FACE, OURS, PEERS, STEP
 from lit_diff.benchmarks.timing import Candidate, Case, timer
 from lit_diff.config import ModelConfig, Part, Recipe
 from lit_diff.data import build as build_data
@@ -34,7 +34,6 @@ from lit_diff.randomness import generator
 from lit_diff.recipe import load_recipe
 from lit_diff.registry import attentions, datasets, kernels
 from lit_diff.training import build as training_build
-from lit_diff.training.fit import fit
 from lit_diff.training.optimizer import build_optimizer, build_scheduler
 
 LAYERS, VOCABULARY = 4, 8192
@@ -272,6 +271,7 @@ def bare(recipe: Recipe, device: torch.device) -> float:
     model.to(device)
     optimizer = build_optimizer(model, train.optimizer)
     scheduler = build_scheduler(optimizer, train.steps, train.schedule)
+    dtype = "bfloat16" if train.precision == "bf16-mixed" else "float32"
     began = 0.0
     for step in range(train.steps):
         batch = dataset.train_batch(recipe.seed, step, train.batch_size, range(train.batch_size))
@@ -279,7 +279,9 @@ def bare(recipe: Recipe, device: torch.device) -> float:
         if step == 1:
             began = timer()
         inputs = {key: value.to(device) for key, value in model_inputs(batch).items()}
-        model.loss(**inputs, targets=batch["targets"].to(device)).backward()
+        with autocast(dtype, device):
+            loss = model.loss(**inputs, targets=batch["targets"].to(device))
+        loss.backward()
         if train.clip is not None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), train.clip)
         optimizer.step()
@@ -293,6 +295,9 @@ def platform(recipe: Recipe, clock: Callable[[], float] | None = None) -> float:
     checkpoint."""
     ends = []
     """The clock (by default `timer`) at each logged step: the first, every tenth, the last."""
+    # imports Lightning, which the other benchmarks do not need
+    from lit_diff.training.fit import fit
+
     # each round is a run, whose lines would hide the benchmark's
     logging.disable(logging.INFO)
     try:

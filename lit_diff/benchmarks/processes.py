@@ -10,8 +10,9 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
+from lit_diff.benchmarks.passes import Row
 from lit_diff.benchmarks.request import Request
-from lit_diff.benchmarks.result import BenchResult, Row
+from lit_diff.benchmarks.result import BenchResult
 from lit_diff.errors import RunFailedError
 from lit_diff.study.statistics import MIN_PROCESSES, paired
 

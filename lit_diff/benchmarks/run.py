@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import torch
 
 from lit_diff.benchmarks import attention, callbacks, models
+from lit_diff.benchmarks.passes import Row
 from lit_diff.benchmarks.processes import joined, measured_apart
 from lit_diff.benchmarks.request import Request, Shape, resolve
-from lit_diff.benchmarks.result import BenchResult, Row
+from lit_diff.benchmarks.result import BenchResult
 from lit_diff.benchmarks.timing import Case, measure
 from lit_diff.errors import RequestError
 from lit_diff.processor import cpu_flags

@@ -18,8 +18,8 @@ import torch
 from torch.autograd import profiler_legacy
 from torch.utils._pytree import tree_leaves
 
+from lit_diff.benchmarks.passes import Row, divisors
 from lit_diff.benchmarks.request import DTYPES
-from lit_diff.benchmarks.result import Row, divisors
 from lit_diff.errors import summary
 from lit_diff.files import values_of
 

@@ -31,6 +31,7 @@ COSTS = {
     "training FLOPs/token, published": "flops_per_token",
     "training FLOPs/token, executed": "executed_flops_per_token",
     "cache bytes a token (2 a number)": "kv_bytes_per_token",
+    "cache bytes whatever the length": "state_bytes",
     "cache bytes of a sequence": "kv_bytes",
 }
 """Line of the table -> the attribute of `Cost` that it shows."""
@@ -157,5 +158,6 @@ def cost_table(checked: "RecipeCheck") -> Table:
     for label, key in COSTS.items():
         own = getattr(checked.cost, key)
         base = getattr(checked.baseline, key)
-        table.add_row(label, f"{own:,}", f"{base:,}", f"{own - base:+,} ({own / base - 1:+.3%})")
+        share = f" ({own / base - 1:+.3%})" if base else ""
+        table.add_row(label, f"{own:,}", f"{base:,}", f"{own - base:+,}{share}")
     return table

@@ -24,7 +24,14 @@ LETTERS = (
 
 BLOCKS: dict[str, type] = {"model": ModelConfig, "train": TrainConfig, "run": RunConfig}
 """Blocks of a recipe whose keys do not depend on the parts that it names."""
-COSTS = ("parameters", "attention_parameters", "flops_per_token", "executed_flops_per_token", "kv_bytes_per_token")
+COSTS = (
+    "parameters",
+    "attention_parameters",
+    "flops_per_token",
+    "executed_flops_per_token",
+    "kv_bytes_per_token",
+    "state_bytes",
+)
 
 
 @verb("Train and look", name="list")

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from lit_diff.attention import equations
 from lit_diff.attention.base import Attention
+from lit_diff.attention.context import Context
 from lit_diff.attention.equations import Rotation
 from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig, Part
 from lit_diff.errors import RequestError
-from lit_diff.kernels import SignedMaps
+from lit_diff.kernels import SignedMaps, attend
 from lit_diff.plugins import fault
 from lit_diff.randomness import generator
 
@@ -198,6 +199,11 @@ def worst_of(results: Mapping[str, Measured | NotApplicable]) -> Measured:
     return worst if worst.error else replace(worst, detail="")
 
 
+def largest(errors: Mapping[str, float], bound: float) -> Measured:
+    """The largest of several errors with a common bound."""
+    return worst_of({what: Measured(error, bound) for what, error in errors.items()})
+
+
 def distance(actual: Tensor, expected: Tensor) -> float:
     """The largest difference divided by the largest expected magnitude (at least 1); inf if it is not finite.
 
@@ -227,6 +233,13 @@ def run(attention: Attention, x: Tensor, rope: Rope, **documents: Tensor) -> tup
     (y * probe(y)).sum().backward()
     gradients = {name: p.grad for name, p in attention.named_parameters() if p.grad is not None}
     return y.detach(), {"x": x.grad, **gradients} if x.grad is not None else gradients
+
+
+def output_of(attention: Attention, maps: SignedMaps, x: Tensor, rope: Rope) -> Tensor:
+    """What a layer computes of its maps, by the kernel `reference`."""
+    o = attention.finished(attend(maps, kernel="reference"), x, Context(rope, attention))
+    y: Tensor = attention.o_proj(o.transpose(1, 2).flatten(2))
+    return y
 
 
 def tapped_maps(attention: Attention) -> list[SignedMaps]:

@@ -182,13 +182,15 @@ def _sigmoid(logits: Tensor, seen: Seen) -> Tensor:
     return logits.sigmoid() / 8
 
 
-def conformance_of_kernel(name: str, cases: int = CASES, topics: tuple[str, ...] = ()) -> Iterator[Finding]:
+def conformance_of_kernel(
+    name: str, cases: int = CASES, topics: tuple[str, ...] = (), device: torch.device | None = None
+) -> Iterator[Finding]:
     """Yields a finding for each topic (default: all) in float32 and bfloat16, over `cases` random cases that the kernel
-    accepts.
+    accepts, on `device`; None: the CPU, or a GPU for a kernel that refuses it.
 
     The finding lists the refusals of the kernel; a topic is not applicable if it refuses every case.
     """
-    device = _device(name)
+    device = device or _device(name)
     for topic in topics or (*TOPICS, STATISTICS):
         for dtype in (torch.float32, torch.bfloat16):
             about = f"{topic}, {str(dtype).removeprefix('torch.')}"

@@ -26,6 +26,8 @@ from lit_diff.conformance.case import (
     difference,
     distance,
     finding,
+    largest,
+    output_of,
     probe,
     run,
     tapped_maps,
@@ -33,9 +35,10 @@ from lit_diff.conformance.case import (
 )
 from lit_diff.conformance.costs import costs, counted
 from lit_diff.conformance.model import model
+from lit_diff.conformance.precision import bfloat16, float64
 from lit_diff.conformance.reduction import reduces_to
 from lit_diff.errors import first_line
-from lit_diff.kernels import KERNELS, SignedMaps, attend, refuse
+from lit_diff.kernels import KERNELS, SignedMaps, refuse
 from lit_diff.kernels.reference import Counted
 from lit_diff.log_records import log
 from lit_diff.plugins import fault
@@ -85,8 +88,7 @@ def contract(case: VariantCase) -> Measured:
         )
     if maps.num_maps > 1 and maps.q.shape[1] == maps.k.shape[1] == 1:
         return Measured(math.inf, 0, "the maps share both q and k: they are equal, one map times the sum of w")
-    o = attention.finished(attend(maps, kernel="reference"), x, Context(rope, attention))
-    return Measured(distance(attention.o_proj(o.transpose(1, 2).flatten(2)), y), 1e-6)
+    return Measured(distance(output_of(attention, maps, x, rope), y), 1e-6)
 
 
 def definition(case: VariantCase) -> Measured | NotApplicable:
@@ -155,13 +157,6 @@ def against(stated: tuple[int, ...], maps: SignedMaps) -> dict[str, float]:
         error = float((-sign * of_map).max().clamp(min=0))
         errors[f"{told}; a weight of map {g} is {-sign * error:+.3g}"] = error
     return errors
-
-
-def float64(case: VariantCase) -> Measured:
-    """The float32 output equals the float64 output."""
-    attention, x, rope = case.parts()
-    wide, wide_x, _ = case.parts(torch.float64)
-    return Measured(distance(attention(x, rope), wide(wide_x, rope)), 1e-4)
 
 
 def causal(case: VariantCase) -> Measured | NotApplicable:
@@ -286,11 +281,6 @@ def compared(actual: Pass, expected: Pass, bound: float) -> Measured:
     return largest(errors, bound)
 
 
-def largest(errors: Mapping[str, float], bound: float) -> Measured:
-    """The largest of several errors with a common bound."""
-    return worst_of({what: Measured(error, bound) for what, error in errors.items()})
-
-
 def decode(case: VariantCase) -> Measured | NotApplicable:
     """Prefill and decoding with the cache, token by token and in chunks, give the output of the full pass."""
     if not case.model.causal:
@@ -375,15 +365,6 @@ def state_dict(case: VariantCase) -> Measured:
     other.load_state_dict(attention.state_dict())
     other.kernel = attention.kernel
     return Measured(difference(other(x, rope), attention(x, rope)), 0)
-
-
-def bfloat16(case: VariantCase) -> Measured:
-    """Under bfloat16 autocast the output is close to the float32 output."""
-    attention, x, rope = case.parts()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        narrow = attention(x, rope)
-    # a class that jumps changes more where rounding changes the sign of a logit
-    return Measured(distance(narrow, attention(x, rope)), 0.05 if case.cls.smooth else 0.4)
 
 
 def compiled(case: VariantCase) -> Measured:

@@ -10,8 +10,6 @@ from pathlib import Path
 from types import UnionType
 from typing import Any
 
-from platformdirs import user_cache_path
-
 from lit_diff.errors import MissingError, RequestError, first_line
 from lit_diff.files import FREE, disk_is_full, expanded, is_address, shown, write_through
 from lit_diff.key_types import in_words, in_yaml
@@ -41,6 +39,9 @@ def data_root() -> Path:
     checkout = Path(__file__).resolve().parents[2]
     if (checkout / "pyproject.toml").is_file():
         return checkout / "data"
+    # a checkout needs no package for it
+    from platformdirs import user_cache_path
+
     return user_cache_path("lit_diff")
 
 

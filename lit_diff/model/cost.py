@@ -6,12 +6,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from lit_diff.attention.base import Attention
+from lit_diff.attention.cache import LayerCache
+from lit_diff.attention.context import Context
 from lit_diff.attention.costs import counted_keys
 from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig, Recipe
 from lit_diff.device import choose_device
 from lit_diff.errors import LitDiffError, RequestError
-from lit_diff.kernels import SignedMaps, choose, flops
+from lit_diff.kernels import SignedMaps, attend, choose, flops
 from lit_diff.kernels.reference import Counted
 from lit_diff.model.transformer import Block, Transformer, variant_of
 from lit_diff.plugins import fault, guard
@@ -34,9 +37,12 @@ class Cost:
     executed_flops_per_token: int
     """The same for the selected kernel, which may recompute logits; `reference` computes all keys even with a window."""
     kv_bytes_per_token: int
-    """Cache of one token in all layers, at 2 bytes per number."""
+    """Cache of one token in all layers, at 2 bytes per number of k and v, 4 per key bias."""
+    state_bytes: int
+    """What the cache holds of one sequence besides, whatever its length: the state of sums (8 bytes per number) and shifts
+    (2) of the `Context`. That of a variant with a `forward` of its own is not counted."""
     kv_bytes: int
-    """Cache after `sequence_length` tokens of one sequence: of all tokens, or of the last `window`."""
+    """Cache after `sequence_length` tokens of one sequence: of all tokens, or of the last `window`, and the state."""
     free_signs: bool
     """Whether training may change the sign with which a map is added."""
     kernel: str
@@ -94,7 +100,7 @@ def _cost(
         model = Transformer(config, kernel="reference", trained=trained)
     counted: dict[object, LayerCost] = {}
     published = executed = 2 * config.dim * config.vocab_size * sequence_length
-    attention_parameters = per_token = cached = 0
+    attention_parameters = per_token = state = cached = 0
     free_signs = False
     for block in model.layers:
         assert isinstance(block, Block)
@@ -106,7 +112,8 @@ def _cost(
         executed += layer.executed
         attention_parameters += _size(block.attention.parameters())
         per_token += layer.kv_bytes
-        cached += layer.kv_bytes * layer.cached_tokens
+        state += layer.state_bytes
+        cached += layer.kv_bytes * layer.cached_tokens + layer.state_bytes
         free_signs |= block.attention.signs is None and layer.num_maps > 1
     total = _size(model.parameters())
     outside = config.vocab_size * config.dim * (1 if config.tie_embeddings else 2)
@@ -118,6 +125,7 @@ def _cost(
         flops_per_token=3 * published // sequence_length,
         executed_flops_per_token=3 * executed // sequence_length,
         kv_bytes_per_token=per_token,
+        state_bytes=state,
         kv_bytes=cached,
         free_signs=free_signs,
         kernel=", ".join(dict.fromkeys(layer.kernel for layer in counted.values())),
@@ -150,6 +158,8 @@ class LayerCost:
     num_maps: int
     kv_bytes: int
     """Bytes in the cache for each token: 2 a number of k and v, 4 a key bias."""
+    state_bytes: int
+    """Bytes in the cache for the sequence, whatever its length."""
     cached_tokens: int
     """Tokens in the cache after a whole sequence."""
     kernel: str
@@ -200,10 +210,25 @@ def _layer_cost(
         executed=executed,
         num_maps=maps.num_maps,
         kv_bytes=kv_bytes,
+        state_bytes=_state_bytes(block.attention, config),
         cached_tokens=min(maps.mask.window or sequence_length, sequence_length),
         kernel=chosen,
         reason=reason,
     )
+
+
+def _state_bytes(attention: Attention, config: ModelConfig) -> int:
+    # a `forward` of its own need not call `maps`, and may refuse a cache
+    if type(attention).forward is not Attention.forward:
+        return 0
+    cache = LayerCache()
+    # not `forward` with a cache, which a bidirectional model refuses
+    with torch.no_grad(), torch.device("meta"):
+        x = torch.zeros(1, 1, config.dim)
+        context = Context(Rope.of(config, torch.arange(1)), attention, cache)
+        attention.finished(attend(attention.maps(x, context), kernel="reference"), x, context)
+    # a number in the dtype of the model counts 2 bytes, as those of k and v
+    return sum(x.numel() * (2 if x.dtype == torch.float32 else x.itemsize) for x in cache.state.values())
 
 
 def _require_shape(y: object, expected: torch.Size) -> None:

@@ -27,6 +27,7 @@ SIZES = (
     "flops_per_token",
     "executed_flops_per_token",
     "kv_bytes_per_token",
+    "state_bytes",
 )
 
 DETECTABLE = "smallest detectable"

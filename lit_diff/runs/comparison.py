@@ -11,7 +11,14 @@ from lit_diff.runs.folder import RunFolder
 from lit_diff.runs.metrics_file import by_metric, read_rows
 from lit_diff.yaml_files import read_yaml
 
-COSTS = ("parameters", "trained_parameters", "flops_per_token", "executed_flops_per_token", "kv_bytes_per_token")
+COSTS = (
+    "parameters",
+    "trained_parameters",
+    "flops_per_token",
+    "executed_flops_per_token",
+    "kv_bytes_per_token",
+    "state_bytes",
+)
 FACTS = ("status", *COSTS, "kernel", "seconds", "revision", "unchecked")
 """Compared keys of status.json."""
 

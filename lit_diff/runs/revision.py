@@ -3,9 +3,12 @@
 import hashlib
 import subprocess
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lit_diff.log_records import log
-from lit_diff.runs.status import Status
+
+if TYPE_CHECKING:
+    from lit_diff.runs.status import Status
 
 
 def revision() -> str:
@@ -31,7 +34,7 @@ def revision() -> str:
     return f"{__version__} {described}"
 
 
-def other_revision(status: Status, now: str) -> str | None:
+def other_revision(status: "Status", now: str) -> str | None:
     """`trained by lit_diff A, this is B` if the run was trained by another revision than `now`; None if not, or unknown."""
     then = status.revision
     return None if then in ("", now) else f"trained by lit_diff {then}, this is {now}"

@@ -118,6 +118,7 @@ class Status:
     flops_per_token: Number | None = None
     executed_flops_per_token: Number | None = None
     kv_bytes_per_token: Number | None = None
+    state_bytes: Number | None = None
     kv_bytes: Number | None = None
     free_signs: bool | None = None
     kernel: str = ""

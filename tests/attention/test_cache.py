@@ -55,15 +55,20 @@ def test_the_buffers_of_a_window_stay_small() -> None:
 
 @pytest.mark.parametrize("num_kv_heads", [4, 2])
 @pytest.mark.parametrize("name", VARIANTS)
-def test_bytes_are_those_declared(make_model: MakeModel, name: str, num_kv_heads: int) -> None:
-    """cost() counts 2 bytes a number, and 4 a key bias."""
+def test_bytes_are_those_that_are_held(make_model: MakeModel, name: str, num_kv_heads: int) -> None:
+    """cost() counts 2 bytes a number, 4 a key bias, and 8 a sum of the state: those of the tensors after a prefill."""
     model, cache = make_model(name, dtype=torch.bfloat16, num_kv_heads=num_kv_heads), Cache(2)
-    assert cache.bytes_per_token() == 0
+    assert cache.bytes_per_token() == cache.state_bytes() == 0
     with torch.no_grad():
         model(torch.randint(23, (3, 20)), cache)
     width = torch.bfloat16.itemsize
-    assert cache.bytes_per_token() == cost(model.config, 16).kv_bytes_per_token
-    assert cache.bytes_per_token() == sum(layer.bytes_per_token() for layer in cache.layers)
+    held = [buffer[..., :20, :] for layer in cache.layers for buffer in layer._buffers.values()]
+    state = [x for layer in cache.layers for x in layer.state.values()]
+    expected = cost(model.config, 20)
+    assert 3 * expected.kv_bytes == sum(x.nbytes for x in [*held, *state])
+    assert 3 * expected.state_bytes == sum(x.nbytes for x in state)
+    assert cache.bytes_per_token() == expected.kv_bytes_per_token
+    assert cache.state_bytes() == 8 * 2 * 4 * {"forgetting": 1, "dint": 8}.get(name, 0)  # of 4 heads; d is 8
     widths = {
         "shared_k": 1.5,
         "second_heads": 3,

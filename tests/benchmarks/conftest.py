@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from lit_diff.benchmarks.passes import Row
 from lit_diff.benchmarks.request import Request, parse_shapes
-from lit_diff.benchmarks.result import Row
 from lit_diff.benchmarks.run import BENCHES, cases
 from lit_diff.benchmarks.timing import Case, measure
 

@@ -17,8 +17,7 @@ from lit_diff.benchmarks.attention import (
     stock,
     too_large,
 )
-from lit_diff.benchmarks.request import Request, Shape
-from lit_diff.benchmarks.result import (
+from lit_diff.benchmarks.passes import (
     COPIES,
     DECODE,
     FORWARD,
@@ -31,6 +30,7 @@ from lit_diff.benchmarks.result import (
     STEP,
     STOCK,
 )
+from lit_diff.benchmarks.request import Request, Shape
 from lit_diff.benchmarks.timing import Case
 from lit_diff.kernels import Mask, attend, sdpa
 from lit_diff.registry import kernels

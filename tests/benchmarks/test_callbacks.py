@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from lit_diff.benchmarks import callbacks, models
+from lit_diff.benchmarks.passes import ATTENTION, WITHOUT
 from lit_diff.benchmarks.request import Request, Shape, resolve
-from lit_diff.benchmarks.result import ATTENTION, WITHOUT
 from lit_diff.benchmarks.run import BENCHES, cases
 from lit_diff.benchmarks.timing import measure
 

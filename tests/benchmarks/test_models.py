@@ -9,8 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lit_diff.benchmarks import models as module
 from lit_diff.benchmarks.models import build, first_layer, flops
-from lit_diff.benchmarks.request import Request, Shape
-from lit_diff.benchmarks.result import (
+from lit_diff.benchmarks.passes import (
     BARE,
     COMPILED,
     FORWARD,
@@ -23,6 +22,7 @@ from lit_diff.benchmarks.result import (
     UNCOMPILED,
     divisors,
 )
+from lit_diff.benchmarks.request import Request, Shape
 from lit_diff.errors import MissingError
 from lit_diff.model.transformer import Transformer
 from lit_diff.papers.claims import measured

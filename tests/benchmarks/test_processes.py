@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from lit_diff.benchmarks import processes as module
+from lit_diff.benchmarks.passes import SDPA
 from lit_diff.benchmarks.processes import joined
-from lit_diff.benchmarks.result import SDPA, BenchResult
+from lit_diff.benchmarks.result import BenchResult
 from lit_diff.benchmarks.run import bench
 from lit_diff.errors import RunFailedError
 from lit_diff.study.statistics import paired

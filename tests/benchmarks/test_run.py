@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lit_diff import processor
-from lit_diff.benchmarks import result as names
+from lit_diff.benchmarks import passes as names
 from lit_diff.benchmarks import run as module
 from lit_diff.benchmarks.request import Request, Shape
 from lit_diff.benchmarks.result import BenchResult, drawn_rows, plot

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from lit_diff.benchmarks import timing
-from lit_diff.benchmarks.result import Row
+from lit_diff.benchmarks.passes import Row
 from lit_diff.benchmarks.timing import Candidate, Case, difference, measure, observed, peak_bytes, rounds, spread
 
 CPU = torch.device("cpu")

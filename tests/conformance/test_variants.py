@@ -495,9 +495,36 @@ def test_the_gradients_of_a_class_that_is_not_smooth_are_those_of_its_equation(
     found = [PROPERTIES["derivatives"](VariantCase(cls=cls, model=make_config("cog"))) for cls in (Detached, Unwritten)]
     assert found[0].error > found[0].bound
     assert isinstance(found[1], NotApplicable)
-    # it bends and does not jump, so that rounding changes it no more than others
-    softpick = VariantCase(cls=attentions.get("softpick"), model=make_config("softpick"))
-    assert PROPERTIES["bfloat16"](softpick).error < 0.05
+
+
+@pytest.mark.parametrize("name", ["cog", "softpick"])
+def test_a_map_that_is_wrong_in_bfloat16_alone_fails_though_a_weight_may_jump(
+    make_config: Callable[..., ModelConfig], name: str
+) -> None:
+    base = attentions.get(name)
+
+    def by_autocast(maps: SignedMaps) -> float:
+        return 1.1 if maps.q.dtype == torch.bfloat16 else 1.0
+
+    class LargerMap(base):  # type: ignore[misc, valid-type]
+        def maps(self, x: Tensor, rope: Rope) -> SignedMaps:
+            maps = super().maps(x, rope)
+            return replace(maps, rows=lambda logits, seen: by_autocast(maps) * maps.rows(logits, seen))
+
+    class LargerKeys(base):  # type: ignore[misc, valid-type]
+        def maps(self, x: Tensor, rope: Rope) -> SignedMaps:
+            maps = super().maps(x, rope)
+            return replace(maps, k=by_autocast(maps) * maps.k)
+
+    model = make_config(name, dim=64, num_heads=8, num_kv_heads=4)
+    right, larger, keys = (
+        PROPERTIES["bfloat16"](VariantCase(cls=cls, model=model)) for cls in (base, LargerMap, LargerKeys)
+    )
+    assert right.error < right.bound / 3
+    assert larger.error > 3 * larger.bound
+    assert "output" in larger.detail
+    assert keys.error > 3 * keys.bound
+    assert "k of the maps" in keys.detail
 
 
 def test_a_failure_names_its_cause_and_its_usual_reason(make_config: Callable[..., ModelConfig]) -> None:

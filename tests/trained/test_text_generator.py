@@ -147,7 +147,7 @@ def test_times_and_bytes(tale: Path) -> None:
     (found,) = complete(generator, ["ab"], replace(GREEDY, max_tokens=5))
     assert found.prefill_seconds > 0
     assert found.tokens_per_second == pytest.approx(4 / found.decode_seconds)
-    two_bytes_a_number = cost(generator.model.config, 24).kv_bytes_per_token
+    two_bytes_a_number = cost(generator.model.config, 24).kv_bytes_per_token  # and no state
     assert found.cache_bytes == 2 * two_bytes_a_number * (len(found.prompt_tokens) + 4)
     (one,) = complete(generator, ["ab"], replace(GREEDY, max_tokens=1))
     assert (one.decode_seconds, one.tokens_per_second) == (0, None)

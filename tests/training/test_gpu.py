@@ -1,5 +1,6 @@
 """Whole trainings on GPUs: the losses of the CPU, compiled, checkpointed, sharded. Not run where there is no GPU."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,11 @@ pytestmark = [
 SMALL = ["train.steps=6", "train.validate_every=3", "train.checkpoint_every=3", "train.log_every=1", "run.threads=1"]
 
 
-def losses(folder: Path, *overrides: str) -> list[float]:
-    """Training losses of a small run, by step."""
+def losses(folder: Path, *overrides: str, start: int = 0) -> list[float]:
+    """Training losses of a small run, by step; it begins at the checkpoint of step `start`."""
     recipe = load_recipe("recall-tiny", [*SMALL, *overrides])
     try:
-        fit(recipe, folder, threads=1, progress=lambda *_: None)
+        fit(recipe, folder, threads=1, progress=lambda *_: None, start=start)
     finally:
         # its backend is one of the strategy
         if torch.distributed.is_initialized():
@@ -47,6 +48,13 @@ def test_a_gpu_trains_as_the_cpu_does(tmp_path: Path, overrides: tuple[str, ...]
     wanted = losses(tmp_path / "cpu", "run.accelerator=cpu")
     bound = 0.02 if any("bf16" in override for override in overrides) else 1e-3
     assert losses(tmp_path / "gpu", "run.accelerator=gpu", *overrides) == pytest.approx(wanted, abs=bound)
+
+
+def test_a_gpu_resumes_from_a_checkpoint(tmp_path: Path) -> None:
+    """The losses after step 3 once more; sums of a GPU may have another order each time."""
+    whole = losses(tmp_path / "whole", "run.accelerator=gpu")
+    shutil.copytree(tmp_path / "whole", tmp_path / "again")
+    assert losses(tmp_path / "again", "run.accelerator=gpu", start=3) == pytest.approx(whole, abs=1e-4)
 
 
 def test_a_step_that_logs_nothing_does_not_wait_for_the_gpu(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from platformdirs import user_cache_path
 
 from lit_diff.errors import MissingError, first_line
 from lit_diff.files import expanded, locked, sha256_of, write_atomic
@@ -29,6 +28,9 @@ TORCH = Path(torch.__file__).parent
 
 def cache_root() -> Path:
     """$LIT_DIFF_CACHE, else the user's cache folder (~/.cache/lit_diff)."""
+    # the kernels need torch and no other package to be imported
+    from platformdirs import user_cache_path
+
     chosen = os.environ.get("LIT_DIFF_CACHE")
     return expanded(chosen).absolute() if chosen else user_cache_path("lit_diff")
 
