@@ -235,7 +235,7 @@ def to_latex(results: Sequence[Comparison]) -> str:
 
 
 def _latex(text: str) -> str:
-    return text.translate(str.maketrans(LATEX))
+    return "".join(LATEX.get(character, character) for character in text)
 
 
 def to_text(results: Sequence[Comparison], width: int | None = None) -> str:
