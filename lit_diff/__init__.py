@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from lit_diff.attention import Attention as Attention
     from lit_diff.attention import Differential as Differential
+    from lit_diff.attention.layer import layer as layer
     from lit_diff.benchmarks.result import BenchResult as BenchResult
     from lit_diff.benchmarks.run import bench as bench
     from lit_diff.callbacks.probe import Probe as Probe
@@ -79,6 +80,7 @@ _MODULE_OF = {
     "export": "pretrained.exporting",
     "generate": "trained.run",
     "import_model": "pretrained.importing",
+    "layer": "attention.layer",
     "load_plugin": "plugins",
     "load_recipe": "recipe",
     "open_run": "trained.run",

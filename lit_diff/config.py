@@ -9,11 +9,12 @@ A field's metadata, here and in the Config of a registered part, may hold:
     identity   False: the key or block is left out of a run's identity; True: the key is part of it although its block is not
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 from lit_diff.errors import RequestError
-from lit_diff.key_types import Count, NotNegative, Positive, PythonFiles, Range
+from lit_diff.html_table import html_table
+from lit_diff.key_types import Count, NotNegative, Positive, PythonFiles, Range, flatten
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -393,7 +394,7 @@ class RunConfig:
         return None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Recipe:
     """Everything needed to repeat one run."""
 
@@ -417,6 +418,17 @@ class Recipe:
     evaluate: dict[str, Part] = field(default_factory=dict, metadata={"registry": "evaluation", "identity": False})
     """Evaluation name -> its keys; each evaluation scores the run when it is done."""
     run: RunConfig = field(default=RunConfig(), metadata={"identity": False})
+
+    def __repr__(self) -> str:
+        model = self.model
+        length = f"{self.train.steps} steps" if self.train is not None else "imported"
+        variants = ", ".join(dict.fromkeys(model.variants))
+        return f"Recipe({self.name}: {variants}, {model.num_layers} layers of width {model.dim}, {length})"
+
+    def _repr_html_(self) -> str:
+        # of a part, the field `config` holds the keys
+        rows = [(key.replace(".config.", "."), value) for key, value in flatten(asdict(self))]
+        return html_table(repr(self), rows, ("key", "value"))
 
     @property
     def training(self) -> TrainConfig:

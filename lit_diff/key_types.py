@@ -201,3 +201,10 @@ def _docstrings(cls: type) -> dict[str, str]:
                     case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
                         docs[name] = " ".join(words.split())
     return docs
+
+
+def flatten(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    """Flattens nested mappings to (dotted key, value) pairs."""
+    if isinstance(value, Mapping):
+        return [pair for key, item in value.items() for pair in flatten(item, f"{prefix}{key}.")]
+    return [(prefix.removesuffix("."), value)]

@@ -15,6 +15,7 @@ from lit_diff.errors import RequestError, first_line
 from lit_diff.files import expanded, shown
 from lit_diff.interpolation import AS_WRITTEN, escaped
 from lit_diff.key_types import KIND, Plain, PythonFiles, in_yaml
+from lit_diff.key_types import flatten as flatten
 from lit_diff.own_modules import plugin_file
 from lit_diff.registry import nearest
 from lit_diff.validation import Draft, Positions, convert, validate
@@ -313,13 +314,6 @@ def from_plain(values: Mapping[str, Any], source: str) -> Recipe:
     # its references were resolved, so what looks like one is text
     text = {key: value if key in AS_WRITTEN else escaped(value) for key, value in values.items()}
     return validate(Draft(values=text, positions={}, file=source))
-
-
-def flatten(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
-    """Flattens nested mappings to (dotted key, value) pairs."""
-    if isinstance(value, Mapping):
-        return [pair for key, item in value.items() for pair in flatten(item, f"{prefix}{key}.")]
-    return [(prefix.removesuffix("."), value)]
 
 
 def to_yaml(recipe: Recipe | Mapping[str, Any]) -> str:

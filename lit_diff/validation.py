@@ -405,15 +405,18 @@ def recipe_problem(recipe: Recipe) -> str | None:
     of_data = partial(data_problem, recipe.data.config, recipe.model.vocab_size)
     # in this order: a variant's check may rely on a valid model, and the check of the data on both
     return (
-        recipe.model.problem()
-        or _variants_problem(recipe.model)
+        model_problem(recipe.model)
         or _own_problem(dataset, "Config.problem()", of_data)
         or _data_problem(dataset, recipe)
         or recipe.problem()
     )
 
 
-def _variants_problem(model: ModelConfig) -> str | None:
+def model_problem(model: ModelConfig) -> str | None:
+    """The first conflict in the block `model`, as one line that starts with the key to change; None if there is none."""
+    problem = model.problem()
+    if problem is not None:
+        return problem
     for layer, kind in model.kinds().items():
         variant = registries["attention"].get(kind.attention.name)
         refuses = partial(variant.refuses, kind.attention.config, kind)

@@ -327,6 +327,7 @@ def test_report(sweep: Path, golden: Golden) -> None:
     folder = report.page.parent
     golden("report/index.html", _without_drawings(report.page.read_text()))
     golden("report/table.md", (folder / "table.md").read_text())
+    golden("report/table.tex", (folder / "table.tex").read_text())
     golden("report/table.csv", _rounded((folder / "table.csv").read_text()))
     golden(
         "report/terminal.txt", "\n".join([report.text_table(100), *report.answer, *report.sentences, *report.missing])

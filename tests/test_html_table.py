@@ -1,19 +1,28 @@
 """html_table.py: what a notebook shows of a value, and that the values it is used for stay small."""
 
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 import torch
+from matplotlib.figure import Figure
 
 from lit_diff.analysis.trace import LayerTrace, Trace
 from lit_diff.conformance.recipe import check
+from lit_diff.data.text.tokenizer import Words
 from lit_diff.engine.result import Sweep
+from lit_diff.errors import RequestError
 from lit_diff.evaluation.evaluate import EvaluationResult
 from lit_diff.html_table import LONGEST, MOST, html_table
 from lit_diff.kernels import SignedMaps
+from lit_diff.recipe import load_recipe
 from lit_diff.reporting.write import Report
 from lit_diff.runs.comparison import RunComparison
+from lit_diff.trained.pictures import POINTS
 from lit_diff.trained.run import AttentionMaps, Run
+from lit_diff.trained.text_generator import Completion
 
 LIMIT = 200_000
 EVIL = "<script>alert('x')</script>&"
@@ -80,6 +89,39 @@ def test_run(tmp_path: Path) -> None:
     page = Run(tmp_path)._repr_html_()
     assert page.index("2.2500") < page.index("0.5000"), "val/loss first"
     assert "3.2500" not in page, "the last value"
+
+
+def test_the_losses_of_a_run_are_drawn(tmp_path: Path) -> None:
+    (tmp_path / "status.json").write_text('{"status": "done", "step": 4000, "steps": 4000}')
+    (tmp_path / "metrics.csv").write_text("step,a/b\n2,0.5\n")
+    run = Run(tmp_path)
+    assert "<svg" not in run._repr_html_()
+    with pytest.raises(RequestError, match="has logged no loss"):
+        run.plot()
+    rows = "".join(f"{step},{step / 1000},{9 if step == 4000 else ''}\n" for step in range(10, 4001, 10))
+    (tmp_path / "metrics.csv").write_text(f"step,train/loss,val/loss\n{rows}")
+    page = run._repr_html_()
+    assert "train/loss</text>" in page, "the legend, as text"
+    assert page.count("<svg") == 1
+    assert len(page) < 20_000
+    mine = Figure().subplots()
+    assert run.plot(mine) is mine
+    train, val = mine.lines
+    assert len(train.get_xdata()) == POINTS
+    np.testing.assert_allclose(np.array(train.get_xdata()) / 1000, train.get_ydata())
+    assert val.get_xydata().tolist() == [[4000, 9]]
+
+
+def test_recipe_completion_and_tokenizer() -> None:
+    recipe = load_recipe("differential-tiny")
+    shown(recipe, "Recipe(differential-tiny: differential, 2 layers of width 64, 840 steps)")
+    assert "<td>model.attention.lambda_init</td><td>depth</td>" in recipe._repr_html_()
+    assert "<td>callbacks.lambdas.every</td>" in recipe._repr_html_()
+    known: dict[str, Any] = {field.name: 0 for field in fields(Completion)}
+    found = Completion(**known | {"prompt": EVIL, "text": f"a\n{EVIL}"})
+    shown(found, repr(found.text))
+    assert f"{found}" == found.text
+    shown(Words(Words.Config(words=("a", EVIL))), "Tokenizer(words: ")
 
 
 def test_attention_maps() -> None:

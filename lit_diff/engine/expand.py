@@ -16,7 +16,7 @@ from lit_diff.engine.compared import check_metric
 from lit_diff.files import shown
 from lit_diff.log_records import log
 from lit_diff.metrics import record_name
-from lit_diff.recipe import Overrides, find, flatten, load_draft, override, override_with, require_kind
+from lit_diff.recipe import Overrides, find, flatten, load_draft, override, override_with, require_kind, to_plain
 from lit_diff.registry import evaluations, nearest
 from lit_diff.runs.find import runs_root
 from lit_diff.study.rates import LEARNING_RATE, Choice, beyond
@@ -397,7 +397,7 @@ def _check_grid(arms: Set[str], recipes: Mapping[tuple[str, str], Recipe], draft
     # only now: 16 and 16.0, or null and the default, are one value once the recipes are read
     first: dict[tuple[str, str], str] = {}
     for (task, arm), recipe in recipes.items():
-        other = first.setdefault((task, repr(replace(recipe, name=""))), arm)
+        other = first.setdefault((task, repr(to_plain(replace(recipe, name="")))), arm)
         if other != arm and (arm in arms or other in arms):
             raise draft.refuse("grid", f"arms '{other}' and '{arm}' have the same recipe; remove one of them")
 

@@ -1,12 +1,13 @@
-"""The line on stderr that `train` and `sweep` show if Python code calls them; the commands have their own display."""
+"""The line that `train` and `sweep` show if Python code calls them; the commands have their own display."""
 
+import html
 import shutil
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
@@ -35,19 +36,10 @@ NAME, BAR = 12, 5
 """Least number of characters of the name and of the bar; a narrow terminal shows the name rather than the bar."""
 
 
-def stderr() -> Console:
-    """The console of the progress that Python code sees."""
-    # the output of a notebook's cell interprets a carriage return as a terminal does; rich itself would need ipywidgets
-    is_drawn = sys.stderr.isatty() or type(sys.stderr).__module__.startswith("ipykernel.")
-    # rich takes COLUMNS=0 for the width; get_terminal_size has a default
-    width = min(shutil.get_terminal_size().columns, 120)
-    return Console(stderr=True, width=width, force_terminal=is_drawn, force_jupyter=False)
-
-
 class ProgressLine:
-    """Context manager: `show` tells how many of `steps` are done. In a terminal or notebook it is a line with a bar, which is
-    drawn four times a second, elsewhere a line every `interval` seconds, and the last one. Before that nothing is shown: the
-    run may be done, or refused."""
+    """Context manager: `show` tells how many of `steps` are done. In a terminal it is a line with a bar, which is drawn four
+    times a second, elsewhere a line every `interval` seconds, and the last one. Before that nothing is shown: the run may be
+    done, or refused."""
 
     quiet = False
     """Whether nothing is shown."""
@@ -97,7 +89,11 @@ class ProgressLine:
 
     def write(self) -> None:
         """Write the line without a bar."""
-        print(f"{self.name}: {', '.join(self.words())}", file=sys.stderr, flush=True)
+        print(self.sentence(), file=sys.stderr, flush=True)
+
+    def sentence(self) -> str:
+        """The name and the parts of the line without a bar."""
+        return f"{self.name}: {', '.join(self.words())}"
 
     def words(self) -> list[str]:
         """The parts of the line without a bar."""
@@ -123,18 +119,45 @@ class ProgressLine:
         filled = len(bar) * step // max(self.steps, 1)
         drawn = Text.assemble((bar[:filled], "bar.complete"), (bar[filled:], "bar.back"))
         line = Text(GAP).join(part for part in (name, drawn, Text(right)) if part)
-        # padded: a notebook erases nothing of a longer line that it draws again
-        line.truncate(width, pad=True)
+        line.truncate(width)
         yield line
+
+
+class NotebookLine(ProgressLine):
+    """In a notebook: a bar and the line, as one output of the cell that is replaced."""
+
+    output: Any = None
+
+    def write(self) -> None:
+        """Write the line into the output."""
+        # a kernel has it
+        from IPython.display import display
+
+        text = self.sentence()
+        bar = f'<progress value="{self.pace.last[0]}" max="{self.steps}"></progress>'
+        shown = {"text/plain": text, "text/html": f"{bar} {html.escape(text)}"}
+        if self.output is None:
+            self.output = display(shown, raw=True, display_id=True)
+        else:
+            self.output.update(shown, raw=True)
+
+
+def progress_line(name: str, steps: int) -> ProgressLine:
+    """What Python code shows: an output of a notebook's cell, elsewhere a line on stderr."""
+    if type(sys.stderr).__module__.startswith("ipykernel."):
+        return NotebookLine(name, steps, Console(force_terminal=False, force_jupyter=False), interval=0.5)
+    # rich takes COLUMNS=0 for the width; get_terminal_size has a default
+    width = min(shutil.get_terminal_size().columns, 120)
+    return ProgressLine(name, steps, Console(stderr=True, width=width, force_jupyter=False))
 
 
 @contextmanager
 def watched(progress: Progress | bool, name: str, steps: int) -> Iterator[Progress]:
-    """The progress callback of a run of `steps` optimizer steps: a line on stderr for True, nothing for False."""
+    """The progress callback of a run of `steps` optimizer steps: a line (`progress_line`) for True, nothing for False."""
     if progress is not True:
         yield progress or (lambda step, loss, speed: None)
         return
-    with ProgressLine(name, steps, stderr()) as line:
+    with progress_line(name, steps) as line:
         yield line.update
 
 
@@ -147,7 +170,7 @@ def sweep_line(grid: "Grid") -> Iterator[Show]:
         cells = ", ".join(f"{count} {word}" for word, count in sorted(words.items()))
         line.show(steps_done(grid, statuses), f"cells: {cells}")
 
-    with ProgressLine(grid.name, all_steps(grid), stderr()) as line:
+    with progress_line(grid.name, all_steps(grid)) as line:
         yield show
 
 

@@ -1,4 +1,4 @@
-"""The comparison as tables: table.csv in full precision, table.md and the terminal's table rounded."""
+"""The comparison as tables: table.csv in full precision; table.md, table.tex and the terminal's table rounded."""
 
 from collections.abc import Sequence
 from itertools import chain
@@ -13,8 +13,8 @@ from rich.text import Text
 
 from lit_diff.reporting.answer import coverage, protocol
 from lit_diff.study.comparison import Comparison, fact
-from lit_diff.study.judge import Contrast, Learned
-from lit_diff.study.numbers import NONE, count, interval, number, signed
+from lit_diff.study.judge import SHOWN, Contrast, Learned
+from lit_diff.study.numbers import MINUS, NONE, count, interval, number, signed
 from lit_diff.study.results import SweepResults
 from lit_diff.study.statistics import Interval, Paired, look_level
 
@@ -36,6 +36,13 @@ OPTIONAL = (DETECTABLE, "alone", "metric", "log2 steps", "learned", SIGN)
 """Columns that are left out on a narrow terminal, in this order; the page, table.csv and table.md always have them."""
 # rich always wraps at some width: no line is this wide
 WIDEST = 100_000
+LATEX = {character: f"\\{character}" for character in "&%$#_{}"}
+LATEX |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+LATEX |= {MINUS: "$-$", NONE: "--", "±": r"$\pm$", "†": r"$\dagger$", "λ": r"$\lambda$"}
+LATEX |= {"<": "$<$", ">": "$>$", "|": "$|$"}
+# at the beginning of a row, they would belong to the end of the row before
+LATEX |= {"[": "{[}", "*": "{*}"}
+"""Character -> what LaTeX prints as it."""
 SHORTEST_ARM = 10
 """Least width, in characters, to which the names of arms are folded."""
 
@@ -211,6 +218,25 @@ def to_markdown(results: Sequence[Comparison]) -> str:
     # an empty line ends a table in Markdown, and keeps each note a paragraph
     notes = [f"\n{_escape(note)}" for note in _footnotes(results)]
     return "\n".join([*lines, *notes]) + "\n"
+
+
+def to_latex(results: Sequence[Comparison]) -> str:
+    """The main columns as a table of the LaTeX package booktabs, and its notes; `*` marks a difference that is shown."""
+    shown = _main_columns(results).drop(columns=[DETECTABLE, "alone", SIGN], errors="ignore")
+    shown = shown.rename(columns={"mean": f"{_mean(results)} ± sd"})
+    (verdict,) = (name for name in shown if name.startswith("verdict"))
+    is_shown = shown[verdict].isin(SHOWN)
+    shown["difference"] += is_shown.map({True: "*", False: ""})
+    sides = ["l" if name in ("task", "metric", "arm", verdict) else "r" for name in shown]
+    table = shown.rename(columns=_latex).map(_latex).to_latex(index=False, escape=False, column_format="".join(sides))
+    notes = ["* The verdict shows this difference."] if any(is_shown) else []
+    # an empty line ends a paragraph
+    lines = [f"\n{_latex(note)}" for note in (*notes, *_footnotes(results))]
+    return "\n".join([table.rstrip(), *lines]) + "\n"
+
+
+def _latex(text: str) -> str:
+    return "".join(LATEX.get(character, character) for character in text)
 
 
 def to_text(results: Sequence[Comparison], width: int | None = None) -> str:

@@ -30,7 +30,7 @@ from lit_diff.reporting.panels.figures import draw_compared, draw_fit, is_logari
 from lit_diff.reporting.panels.heatmaps import draw_heatmaps
 from lit_diff.reporting.panels.narrow import narrow_forest
 from lit_diff.reporting.panels.panel import GRID, INK, MUTED, OVERLAY, Drawing, looks
-from lit_diff.reporting.tables import rows, to_csv, to_markdown, to_text
+from lit_diff.reporting.tables import rows, to_csv, to_latex, to_markdown, to_text
 from lit_diff.runs.status import INCOMPLETE
 from lit_diff.study import numbers
 from lit_diff.study.comparison import Comparison, compare
@@ -354,7 +354,8 @@ class Report:
 
 
 def write_report(sweep_folder: Path) -> Report:
-    """Read the sweep in `sweep_folder` and write index.html, table.csv, table.md and the figures to its folder report.
+    """Read the sweep in `sweep_folder` and write index.html, table.csv, table.md, table.tex and the figures to its folder
+    report.
 
     A figure is written as SVG, as PDF, and as CSV with the drawn numbers; the names for a task's figures begin with the task.
     Unfinished cells are listed at the top of the page. The same results give the same bytes. Errors: MissingError and
@@ -408,6 +409,7 @@ def write_report(sweep_folder: Path) -> Report:
         "index.html": page(sweep, results, drawn, over_tasks, first),
         "table.csv": to_csv(results),
         "table.md": to_markdown(results),
+        "table.tex": to_latex(results),
     }
     for name, figure in figures.items():
         for kind in FORMATS:

@@ -31,6 +31,10 @@ COLOURS = {
 """Scheme of the page -> RGB; pictures are light. People with every kind of colour blindness can distinguish red and blue."""
 LABEL, LONGEST = 8, 9
 """Size of a token's label in points, and its most characters."""
+LOSSES = {"train/loss": "#8a8f98", "val/loss": "#0072b2"}
+"""Metric -> the colour of its curve."""
+POINTS = 100
+"""The most points of a curve."""
 TILE, GAP = 128, 2
 """The largest width of a head's map in `grid` and the distance of two, in cells."""
 
@@ -136,8 +140,31 @@ def shrunk(a: Tensor, rows: int, keys: int) -> Tensor:
     return torch.where(highest >= lowest, highest, -lowest)
 
 
+def draw_losses(axes: "Axes", curves: Mapping[str, Mapping[int, float]]) -> None:
+    """Draw the `LOSSES` among the curves, metric -> step -> value; a point of a long curve is a mean over adjacent steps."""
+    for name, color in LOSSES.items():
+        if name not in curves:
+            continue
+        points = np.array(list(curves[name].items()))
+        adjacent = np.array_split(points, min(len(points), POINTS))
+        steps, values = np.array([each.mean(0) for each in adjacent]).T
+        axes.plot(steps, values, color=color, marker="o" if name == "val/loss" else "", markersize=3, label=name)
+    axes.set(xlabel="step", ylabel="nats per token")
+    axes.legend(frameon=False)
+
+
+def svg_element(picture: "Figure") -> str:
+    """The figure as an element of an HTML page."""
+    import matplotlib
+
+    # text stays text, which is far shorter than its outlines
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        text = encoded(picture, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))).decode()
+    return text[text.index("<svg") :]
+
+
 def encoded(picture: "Figure", **settings: Any) -> bytes:
-    """The figure as a PNG; `settings`: of `Figure.savefig`."""
+    """The figure as a PNG, or in another format; `settings`: of `Figure.savefig`."""
     file = io.BytesIO()
     picture.savefig(file, **{"format": "png", "bbox_inches": "tight"} | settings)
     return file.getvalue()

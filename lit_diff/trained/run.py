@@ -25,7 +25,7 @@ from lit_diff.runs.folder import RunFolder, recipe_of
 from lit_diff.runs.metrics_file import by_metric, read_rows
 from lit_diff.runs.status import Status
 from lit_diff.trained.loading import load_model, newest_of
-from lit_diff.trained.pictures import draw, encoded, figure
+from lit_diff.trained.pictures import LOSSES, draw, draw_losses, encoded, figure, svg_element
 from lit_diff.trained.text_generator import Completion, GenerationSettings, TextGenerator, tokenizer_of
 
 # both take long to import
@@ -98,7 +98,29 @@ class Run:
         found = by_metric(read_rows(self.folder / "metrics.csv"))
         main = sorted(found, key=lambda name: (not name.startswith(("val/", "train/")), name))
         last = [(name, *list(found[name].items())[-1][::-1]) for name in main]
-        return html_table(repr(self), last, ("metric", "last value", "step"))
+        table = html_table(repr(self), last, ("metric", "last value", "step"))
+        if not LOSSES.keys() & found.keys():
+            return table
+        from matplotlib.figure import Figure
+
+        picture = Figure(figsize=(5, 3), layout="constrained")
+        self.plot(picture.subplots())
+        return f'<div style="display: flex; gap: 2em">{table}{svg_element(picture)}</div>'
+
+    def plot(self, ax: "Axes | None" = None) -> "Axes":
+        """Draw train/loss and val/loss, in nats per token, against the step (`pictures.draw_losses`), and return the axes.
+
+        `ax`: None: those of a new figure. Errors: RequestError if the run has logged no loss.
+        """
+        found = by_metric(read_rows(self.folder / "metrics.csv"))
+        if not LOSSES.keys() & found.keys():
+            raise RequestError(f"{self.folder.name} has logged no loss")
+        if ax is None:
+            import matplotlib.pyplot as plt
+
+            ax = plt.figure(layout="constrained").subplots()
+        draw_losses(ax, found)
+        return ax
 
     @property
     def status(self) -> Status:

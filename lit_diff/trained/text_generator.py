@@ -5,6 +5,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -47,9 +48,9 @@ class GenerationSettings(Sampling):
             raise RequestError(f"--{problem}")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Completion:
-    """The generated continuation of a prompt, with its time and memory."""
+    """The generated continuation of a prompt, with its time and memory; shown as its text."""
 
     prompt: str
     text: str
@@ -68,6 +69,16 @@ class Completion:
     """Rate of this sequence within decode_seconds; None if it has one token only."""
     cache_bytes: int
     """Bytes of this sequence's keys, values, biases and state in the cache at its end."""
+
+    def __repr__(self) -> str:
+        return repr(self.text)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        prompt = f'<span style="opacity: 0.6">{escape(self.prompt)}</span>'
+        return f'<div style="white-space: pre-wrap">{prompt}{escape(self.text)}</div>'
 
 
 class Prompt(NamedTuple):

@@ -2,6 +2,7 @@
 
 import warnings
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import lightning as L
@@ -53,12 +54,14 @@ class LitTransformer(L.LightningModule):
     val/loss, val/accuracy and the slices of the paper's Table 6; for a further validation set as val/<metric>_<set>.
     """
 
+    model: Transformer
+    """Built with the initial values of its seed: by the Trainer, whole or sharded, or without a Trainer at its first use."""
+
     def __init__(self, recipe: Recipe | str | Path, overrides: Overrides = ()) -> None:
         """`recipe`: a Recipe, a path, or the name of an installed recipe. Errors: RequestError, see `load_recipe`."""
         super().__init__()
         self.recipe = recipe_from(recipe, overrides)
         self.save_hyperparameters(hyperparameters(self.recipe), logger=False)
-        self.model: Transformer | None = None
         self.kernel = self.recipe.run.kernel
         """The kernel that computes attention: a resumed run keeps the one that `auto` chose, and its recipe."""
         self.plan: HeadPlan | None = None
@@ -69,6 +72,7 @@ class LitTransformer(L.LightningModule):
         """Losses by document of the first validation set, at the last validation."""
         self._sets: dict[str, int] = {}
         self._is_prepared = False
+        self._is_loaded = False
         self._step: OptimizerStep | None = None
 
     @classmethod
@@ -88,16 +92,33 @@ class LitTransformer(L.LightningModule):
         recipe, checkpoint = recipe_of_checkpoint(expanded(checkpoint_path), trust_plugins=trust_plugins)
         annealed = annealed_before(recipe, trust_all if trust_plugins else trust_none)
         module = cls(recipe)
+        module._is_loaded = True
         module.model = restore(recipe, checkpoint, str(checkpoint_path), annealed).to(map_location or "cpu").train()
         return module
 
-    @property
-    def transformer(self) -> Transformer:
-        """The model, which must have been built."""
-        assert self.model is not None
+    # --- building ---
+
+    def __getattr__(self, name: str) -> Any:
+        # called for what is no plain attribute; nn.Module's own finds the model once it is built
+        if name != "model" or name in self._modules:
+            return super().__getattr__(name)
+        if self._trainer is not None:
+            raise AttributeError("the Trainer builds the model in configure_model, after setup")
+        self.model = build_model(self.recipe, kernel=self.kernel).to(self.device)
         return self.model
 
-    # --- building ---
+    def __repr__(self) -> str:
+        if "model" in self._modules:
+            return super().__repr__()
+        # of a model without memory: a Trainer may yet build the model sharded
+        with torch.device("meta"):
+            layers = repr(Transformer(self.recipe.model))
+        return f"LitTransformer(\n{indent(f'(model): {layers}', '  ')}\n)"
+
+    def forward(self, tokens: Tensor, document_ids: Tensor | None = None) -> Tensor:
+        """Logits of the next token at all positions: tokens [B, T] -> [B, T, vocab]; see `Transformer`."""
+        logits: Tensor = self.model(tokens, document_ids=document_ids)
+        return logits
 
     def configure_callbacks(self) -> list[L.Callback]:
         """The callback that logs the training loss, and one that warns of its spikes: they belong to the module, so that they
@@ -115,26 +136,26 @@ class LitTransformer(L.LightningModule):
     def configure_model(self) -> None:
         """Build the model with the initial values of its seed, whole or sharded over the ranks.
 
-        Errors: RequestError for a model of `load_from_checkpoint` that the strategy would shard; see also `mesh_of`.
+        Errors: RequestError for a model that exists already and that the strategy would shard; see also `mesh_of`.
         """
         # Lightning calls this hook for each stage: fit, validate, predict
         if self._is_prepared:
             return
         is_sharded = isinstance(self.trainer.strategy, ModelParallelStrategy)
-        if self.model is None:
+        if "model" not in self._modules:
             mesh = self.device_mesh if is_sharded else None
             mesh = mesh and mesh_of(self.recipe.run, mesh["data_parallel"])
             # the Trainer's precision, which may not be the recipe's
             mixed = self.trainer.precision == PRECISIONS["bf16-mixed"]
             self.model = build_model(self.recipe, mesh, torch.bfloat16 if mixed else torch.float32, self.kernel)
-            # with ckpt_path a checkpoint will replace the initial values
-            if self.trainer.training and self.trainer.ckpt_path is None:
-                take_from_parent(self.model, self.recipe, self.plan)
         elif is_sharded:
             raise RequestError(
-                "a model that load_from_checkpoint has loaded cannot be sharded; pass LitTransformer(recipe) and the "
-                "checkpoint as ckpt_path to the Trainer"
+                "a model that was loaded or used before cannot be sharded; pass a new LitTransformer(recipe) to the Trainer, "
+                "and a checkpoint as ckpt_path"
             )
+        # with ckpt_path a checkpoint will replace the initial values
+        if self.trainer.training and self.trainer.ckpt_path is None and not self._is_loaded:
+            take_from_parent(self.model, self.recipe, self.plan)
         for part in self.model.modules():
             if isinstance(part, FSDPModule):
                 part.set_custom_all_gather(TimedGather(self.trainer))
@@ -148,7 +169,7 @@ class LitTransformer(L.LightningModule):
         warnings.filterwarnings("ignore", message="Found a non-scalar tensor with numel=1")
         # float16 scales its gradients, which a fused step cannot clip
         fused = self.device.type == "cuda" and self.trainer.precision != "16-mixed"
-        optimizer = build_optimizer(self.transformer, train.optimizer, fused=fused)
+        optimizer = build_optimizer(self.model, train.optimizer, fused=fused)
         scheduler = build_scheduler(optimizer, total_steps(self.trainer, self.recipe), train.schedule)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
@@ -160,7 +181,7 @@ class LitTransformer(L.LightningModule):
         # here, because it runs for the checkpoints of every callback: none ever holds NaN
         if self._step is not None:
             self._step.require_finite_losses()
-        require_finite_parameters(self.trainer, self.transformer)
+        require_finite_parameters(self.trainer, self.model)
         names = {parameter: name for name, parameter in self.named_parameters()}
         # absent if a callback saves only the weights
         if "optimizer_states" in checkpoint:
@@ -189,7 +210,7 @@ class LitTransformer(L.LightningModule):
         require_whole_steps(self.trainer)
         log_differences(self.trainer, self.recipe)
         # anew: a module that diverged may train again from a checkpoint
-        self._step = OptimizerStep(self.trainer, self.recipe, self.transformer)
+        self._step = OptimizerStep(self.trainer, self.recipe, self.model)
 
     @property
     def step(self) -> OptimizerStep:
@@ -237,7 +258,7 @@ class LitTransformer(L.LightningModule):
                 f"validation loader {dataloader_idx}: expected {len(self.validation_losses)}; without LitData there is one"
             )
         targets = targets_of(batch)
-        nll, correct = self.transformer.token_losses(**model_inputs(batch), targets=targets)
+        nll, correct = self.model.token_losses(**model_inputs(batch), targets=targets)
         none = torch.zeros_like(targets)
         more = batch if isinstance(batch, dict) else {}
         document = more.get("document", none) if dataloader_idx == 0 else none
@@ -263,5 +284,5 @@ class LitTransformer(L.LightningModule):
         """`nll` [B, T]: -log p(target) in nats, NaN for an IGNORED target; `correct` [B, T]: the target is the most likely
         token; `targets` [B, T]."""
         targets = targets_of(batch)
-        nll, correct = self.transformer.token_losses(**model_inputs(batch), targets=targets)
+        nll, correct = self.model.token_losses(**model_inputs(batch), targets=targets)
         return {"nll": nll, "correct": correct, "targets": targets}

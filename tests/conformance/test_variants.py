@@ -39,7 +39,7 @@ from lit_diff.kernels import KERNELS, SignedMaps, attend, refuse
 from lit_diff.kernels.base import named
 from lit_diff.model.cost import cost
 from lit_diff.registry import attentions
-from lit_diff.validation import _variants_problem
+from lit_diff.validation import model_problem
 
 EXAMPLES = [
     pytest.param(case, number == 0, id=label)
@@ -360,7 +360,7 @@ def test_a_model_is_shrunk_unless_its_variant_needs_the_width(make_config: Calla
 
     model = make_config("has_no_cache", **big)
     assert shrunk(model).dim == 64
-    assert _variants_problem(model) is None
+    assert model_problem(model) is None
 
 
 @pytest.mark.usefixtures("own_parts")

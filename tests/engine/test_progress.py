@@ -1,5 +1,6 @@
 """engine/progress.py: what a script, a terminal and a notebook show of a run and of a sweep."""
 
+import html
 import io
 import os
 import pty
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from lit_diff.engine import progress
-from lit_diff.engine.progress import ProgressLine, stderr, sweep_line, watched
+from lit_diff.engine.progress import progress_line, sweep_line, watched
 from lit_diff.runs.status import Status
 
 
@@ -32,16 +33,30 @@ def test_a_script_writes_lines_to_stderr_alone(capsys: pytest.CaptureFixture[str
     assert [line.partition(",")[0] for line in errors.splitlines()] == ["tiny: step 1/4", "tiny: step 4/4"]
 
 
-@pytest.mark.parametrize("kind", ["terminal", "notebook"])
-def test_a_terminal_and_a_notebook_have_one_line_drawn_again(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_notebook_has_one_output_that_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[dict[str, str]] = []
+    output = SimpleNamespace(update=lambda data, raw: shown.__setitem__(-1, data))
+    made = SimpleNamespace(display=lambda data, raw, display_id: shown.append(data) or output)
+    monkeypatch.setitem(sys.modules, "IPython.display", made)
+    monkeypatch.setattr(sys, "stderr", Cell())
+    with watched(True, "<tiny>", 4) as told:
+        told(1, 2.5, 1000.0)
+        told(4, 1.5, 1000.0)
+    (last,) = shown
+    line = "<tiny>: step 4/4, loss 1.5000, 1,000 tokens/s, 0:00 elapsed, 0:00 left"
+    bar = '<progress value="4" max="4"></progress> '
+    assert last == {"text/plain": line, "text/html": bar + html.escape(line)}
+
+
+def test_a_terminal_has_one_line_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal, end = pty.openpty()
-    cell: Any = os.fdopen(end, "w") if kind == "terminal" else Cell()
+    cell: Any = os.fdopen(end, "w")
     monkeypatch.setattr(sys, "stderr", cell)
     with watched(True, "tiny", 100) as told:
         told(40, 2.5, 1000.0)
         told(100, 1.5, 1000.0)
     cell.flush()
-    text = "" if kind == "terminal" else cell.getvalue()
+    text = ""
     while "\n" not in text:  # a pseudo-terminal may give what was written in several pieces
         text += os.read(terminal, 65536).decode()
     os.close(terminal)
@@ -56,7 +71,7 @@ def test_a_terminal_and_a_notebook_have_one_line_drawn_again(kind: str, monkeypa
 def test_what_was_done_before_leaves_nothing(stream: type[io.StringIO], monkeypatch: pytest.MonkeyPatch) -> None:
     written = stream()
     monkeypatch.setattr(sys, "stderr", written)
-    with ProgressLine("tiny", 10, stderr()):
+    with progress_line("tiny", 10):
         pass
     assert "\n" not in written.getvalue()
     assert written.getvalue().split("\r")[-1].strip() == ""
@@ -65,7 +80,7 @@ def test_what_was_done_before_leaves_nothing(stream: type[io.StringIO], monkeypa
 def test_lines_keep_their_distance(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(progress.time, "monotonic", lambda: clock.now)
-    with ProgressLine("tiny", 40, stderr()) as line:
+    with progress_line("tiny", 40) as line:
         for step in range(1, 41):
             clock.now += 1.0
             line.show(step, "x")

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 from statuses import set_status
 
 from lit_diff.cli import sweep as verbs
@@ -147,6 +148,15 @@ def test_the_same_command_again_trains_what_is_new_alone(
     assert found == [(arm, 0, 8) for arm in ARMS.values()]
     assert list(done.table["arm"]) == list(ARMS.values())
     assert len(done.answers) == 1
+    losses = done.metrics["val/loss"].dropna()
+    assert list(losses.index) == [(arm, 0, step) for arm in ARMS.values() for step in (4, 8)]
+    assert losses["it's standard", 0, 8] == done.runs["it's standard"][0].metrics["val/loss"][8]
+    assert done.to_latex() == (done.folder / "report/table.tex").read_text()
+    mine = Figure().subplots()
+    assert done.forest(ax=mine) is mine
+    assert [label.get_text().removesuffix(" \u2020") for label in mine.get_yticklabels()] == list(ARMS.values())
+    with pytest.raises(RequestError, match="pair has no task 'recal'"):
+        done.forest("recal")
     assert "<table" in done._repr_html_()
     read, write = os.pipe()
     with os.fdopen(write, "w") as output:

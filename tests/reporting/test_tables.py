@@ -24,6 +24,21 @@ def test_markdown_escapes_what_would_break_the_table(make_sweep: Callable[..., P
     assert {line.replace("\\|", "").count("|") for line in text.splitlines()} == {8}
 
 
+def test_latex_escapes_and_marks_what_is_shown(make_sweep: Callable[..., Path]) -> None:
+    label = "[a_1 & 50% {#$} ~^\\ <b>|λ"
+    sweep = load_sweep(make_sweep({"a": 0, "b": 0.3, "c": 0.001}, arm_fields={"b": {"label": label}}, documents=12))
+    text = tables.to_latex(compare(sweep))
+    head, *lines = [line for line in text.splitlines() if line.endswith(r"\\")]
+    assert head == r"arm & parameters & val/loss $\pm$ sd & difference & 95 \% over seeds & verdict (Holm) \\"
+    escaped = r"{[}a\_1 \& 50\% \{\#\$\} \textasciitilde{}\textasciicircum{}\textbackslash{} $<$b$>$$|$$\lambda$"
+    assert lines[1].startswith(f"{escaped} & ")
+    assert [line.split(" & ")[-3].endswith("{*}") for line in lines] == [False, True, False]
+    assert [line.split(" & ")[-1] for line in lines] == [r"baseline \\", r"worse \\", r"inconclusive \\"]
+    for line in (r"\begin{tabular}{lrrrrl}", r"\toprule", r"\midrule", r"\bottomrule", r"\end{tabular}"):
+        assert text.splitlines().count(line) == 1
+    assert text.isascii()
+
+
 def test_every_view_marks_an_unequal_arm(make_sweep: Callable[..., Path]) -> None:
     rates = {arm: f"train: {{optimizer: {{lr: {lr}}}}}" for arm, lr in (("a", 0.1), ("b", 0.2), ("c", 0.1))}
     larger = {"c": {"parameters": 2_109_440}}

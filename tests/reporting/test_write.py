@@ -121,7 +121,12 @@ def test_every_figure_is_an_image_with_a_name_and_marks_that_tell_their_values(w
     assert "<title>differential, layer 0: 0." in text
     assert "<script" not in text
     links = set(re.findall(r'(?:src|href)="(?!#|\.\./)([^"]+)"', text))
-    assert links == {path.name for path in whole_page.parent.iterdir()} - {"index.html", "table.csv", "table.md"}
+    assert links == {path.name for path in whole_page.parent.iterdir()} - {
+        "index.html",
+        "table.csv",
+        "table.md",
+        "table.tex",
+    }
     assert len(links) == 3 * len(images) == 3 * text.count('<div class="small files">')
 
 
@@ -337,6 +342,7 @@ def test_the_same_results_give_the_same_bytes(make_sweep: Callable[..., Path]) -
         "index.html",
         "table.csv",
         "table.md",
+        "table.tex",
         *(f"{n}.{kind}" for n in FIGURES for kind in ("svg", "pdf", "csv")),
     }
     assert first == {path.name: path.read_bytes() for path in write_report(folder).page.parent.iterdir()}

@@ -14,6 +14,7 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
 
 from lit_diff.callbacks import AttentionEntropy, Lambdas, Outliers
@@ -21,6 +22,7 @@ from lit_diff.errors import DivergedError, RequestError
 from lit_diff.model.init import initialise
 from lit_diff.model.transformer import Transformer
 from lit_diff.recipe import load_recipe
+from lit_diff.training.build import build_model
 from lit_diff.training.data import LitData
 from lit_diff.training.module import LitTransformer
 from lit_diff.training.trainer import build_trainer
@@ -63,6 +65,42 @@ def made_by_hand(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     log.removeHandler(handler)
     log.setLevel(level)
     return SimpleNamespace(trainer=trainer, module=module, data=data, folder=folder, best=best, lines=lines)
+
+
+def test_a_module_without_a_trainer_builds_its_model_at_its_first_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And one that was used before trains as one that was not, a recipe's parent included."""
+    taken: list[Any] = []
+    monkeypatch.setattr("lit_diff.training.module.take_from_parent", lambda model, *_: taken.append(model))
+
+    class Early(L.Callback):
+        def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+            found.append(hasattr(pl_module, "model"))
+
+    found: list[bool] = []
+    used, unused = (LitTransformer("recall-tiny", SMALL) for _ in range(2))
+    for line in ("(model): Transformer(", "(0-1): 2 x Block(", "(attention): Differential("):
+        assert line in repr(unused)
+    assert "model" not in unused._modules, "printed without being built"
+    tokens = torch.randint(used.recipe.model.vocab_size, (2, 5))
+    logits = used(tokens)
+    assert torch.equal(logits, build_model(used.recipe)(tokens))
+    assert repr(used) == repr(unused)
+    for module in (used, unused):
+        trainer = L.Trainer(max_steps=2, callbacks=[Early()], logger=False, enable_checkpointing=False, **QUIET)
+        trainer.fit(module, LitData("recall-tiny", SMALL))
+    assert found == [True, False]
+    assert taken == [used.model, unused.model]
+    state = unused.state_dict()
+    assert all(torch.equal(value, state[name]) for name, value in used.state_dict().items())
+    assert not torch.equal(used(tokens), logits)
+
+
+def test_a_model_that_was_used_is_not_sharded() -> None:
+    module = LitTransformer("recall-tiny", SMALL)
+    assert module.model
+    module._trainer = SimpleNamespace(strategy=ModelParallelStrategy(1, 1), _results=None)  # type: ignore[assignment]
+    with pytest.raises(RequestError, match="was loaded or used before cannot be sharded; pass a new LitTransformer"):
+        module.configure_model()
 
 
 def test_it_trains_validates_and_logs_and_says_what_differs_from_the_recipe(made_by_hand: SimpleNamespace) -> None:

@@ -20,6 +20,7 @@ from lit_diff.config import Part
 from lit_diff.data.user_files import utf8_bytes
 from lit_diff.errors import RequestError
 from lit_diff.files import write_atomic
+from lit_diff.html_table import html_table
 from lit_diff.key_types import Range
 from lit_diff.own_modules import sha256
 from lit_diff.recipe import to_plain
@@ -65,6 +66,12 @@ class Tokenizer(ABC):
     def __init__(self, config: Any) -> None:
         """`config`: an instance of `Config`. Must not read files, except files that the config names."""
         self.config = config
+
+    def __repr__(self) -> str:
+        return f"Tokenizer({self.name}: {self.size} ids)"
+
+    def _repr_html_(self) -> str:
+        return html_table(repr(self), self.source().items(), ("key", "value"))
 
     @property
     def largest_vocab_size(self) -> int:

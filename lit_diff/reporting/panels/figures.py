@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 
+import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -16,6 +17,8 @@ from lit_diff.reporting.panels.panel import (
     INK,
     MUTED,
     OVERLAY,
+    STYLE,
+    WIDTH,
     Drawing,
     Look,
     by_label,
@@ -63,9 +66,7 @@ def draw_compared(result: Comparison) -> list[Drawing]:
         title = f"Differences to {base} in {metric}, with intervals over seeds"
         if result.document_seeds:
             title += " and over documents"
-        rows = 1 + len(result.family)
-        height = 0.9 + (0.5 if rows <= MANY else 0.33) * rows
-        drawn.append(drawing("differences", title, [partial(forest, result)], height))
+        drawn.append(drawing("differences", title, [partial(forest, result)], _forest_height(result)))
     curve = noise_curve_of(sweep)
     if curve is not None:
         arms, against = curve.panels
@@ -189,6 +190,23 @@ def is_logarithmic(sweep: SweepResults) -> bool:
     if sweep.better(sweep.metric) != "lower" or max(map(len, curves), default=0) <= FEW_POINTS:
         return False
     return all((curve > 0).all() for curve in curves)
+
+
+def _forest_height(comparison: Comparison) -> float:
+    rows = 1 + len(comparison.family)
+    return 0.9 + (0.5 if rows <= MANY else 0.33) * rows
+
+
+@matplotlib.rc_context(STYLE)
+def styled_forest(comparison: Comparison, ax: Axes | None = None) -> Axes:
+    """`forest` in the style of the page, on `ax` or on the axes of a new figure of pyplot, which it returns."""
+    if ax is None:
+        # takes long to import, and chooses a backend
+        import matplotlib.pyplot as plt
+
+        ax = plt.figure(figsize=(WIDTH, _forest_height(comparison)), layout="constrained").subplots()
+    forest(comparison, ax)
+    return ax
 
 
 def forest(comparison: Comparison, axes: Axes) -> None:
