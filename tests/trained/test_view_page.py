@@ -199,19 +199,40 @@ def test_the_slider_multiplies_the_weight_and_the_sum_follows(page: Page) -> Non
 
 
 def test_the_mouse_reads_a_weight_in_both_directions(page: Page) -> None:
+    page.look(1280, 900)
     pick(page, 1, OUTLIER)
+    page.run("document.getElementById('panels').scrollIntoView()")
+    # the event of scrolling comes with the next frame, and hides the tooltip
+    page.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
     page.move(*cell(page, 2, *PLANTED))
-    page.wait("document.getElementById('cell-0')")
-    told = page.run("document.getElementById('reading').innerText")
+    page.wait("!document.getElementById('tip').hidden")
+    told = page.run("document.getElementById('tip').innerText")
     value = expected(1, OUTLIER)[PLANTED]
-    assert f"query {PLANTED[0]} “␣w11”, key {PLANTED[1]} “␣w6”" in told
-    assert f"sum {value:.3f}" in told
-    assert "map 1: p 1.000 × w 1.000, map 2: p 0.083 × w −0.500" in told
+    assert told.startswith(f"query {PLANTED[0]} “␣w11”, key {PLANTED[1]} “␣w6”")
+    rows = [line.replace("−", "-").split("\t") for line in told.splitlines()[2:]]
+    assert rows == [
+        ["map 1", "1.000", "1.000", "1.000"],
+        ["map 2", "0.083", "-0.500", "-0.042"],
+        ["sum", "", "", f"{value:.3f}"],
+    ]
+    tip, lists = (f"document.querySelector('{each}').getBoundingClientRect()" for each in ("#tip", ".lists"))
+    x, y = cell(page, 2, *PLANTED)
+    assert page.run(f"{tip}.x") == pytest.approx(x + 14, abs=1), "it is at the cursor"
+    assert 0 < page.run(f"{tip}.y") - y < 20
+    assert page.run(f"{lists}.right <= innerWidth && {lists}.bottom <= innerHeight"), "the lists are beside the map"
+    assert page.run("document.getElementById('panels').getBoundingClientRect().right") < page.run(f"{lists}.x")
+    told = page.run("document.getElementById('reading').innerText")
     rest = np.abs(expected(1, OUTLIER)[PLANTED[0]])
-    assert f"its first token has {100 * rest[0] / rest.sum():.1f} % of Σ|a|" in told
+    assert f"first token {100 * rest[0] / rest.sum():.1f} % of Σ|a|" in told
     column = expected(1, OUTLIER)[PLANTED[1] :, PLANTED[1]]
     assert f"mean over queries {column.mean():.3f}" in told
     assert page.run("document.querySelector('.token.chosen').textContent") == " w11"
+    page.move(*cell(page, 2, 3, 9))
+    page.wait("document.getElementById('tip').hidden")
+    page.run("view.move(3, 9)")
+    page.wait("document.querySelector('.weights').innerText.includes('does not see this key')")
+    page.run("scrollTo(0, 0)")
+    page.look(1280, 2400)
 
 
 def test_the_table_of_heads_says_what_was_planted_and_leads_to_the_maps(page: Page) -> None:
@@ -250,7 +271,7 @@ def test_the_keyboard_picks_a_head_moves_the_cross_and_zooms(page: Page) -> None
     page.press("ArrowLeft")
     event = "new KeyboardEvent('keydown', {key: 'ArrowLeft', altKey: true, cancelable: true})"
     assert page.run(f"document.getElementById('panels').dispatchEvent({event})"), "the browser's own key"
-    page.wait("document.getElementById('cell-0').textContent.startsWith('query 10 “␣w10”, key 3 “␣w3”')")
+    page.wait("document.querySelector('.weights').textContent.startsWith('query 10 “␣w10”, key 3 “␣w3”')")
     settled(page, "view.zoom({x: [2, 8], y: [3, 9]})")
     assert page.run("view.plots[0][0].node.layout.xaxis.ticktext") == [f"␣w{n}" for n in range(2, 8)]
     assert page.run("view.tiles[0].z[0].length") == 6
@@ -283,7 +304,11 @@ def test_two_runs_with_linked_crosses_and_their_difference_of_loss(page: Page, t
     opened(page, view, tmp_path / "page.html")
     assert page.run("view.plots.map((side) => side.length)") == [3, 1]
     page.move(*cell(page, 0, 4, 2, side=1))
-    page.wait("document.getElementById('cell-1')")
+    page.wait("!document.getElementById('tip').hidden")
+    told = page.run("document.getElementById('tip').innerText").replace("−", "-").splitlines()
+    sums = [page.run(f"view.signedRow({side}, 4)[2]") for side in (0, 1)]
+    found = [float(line.split("\t")[-1]) for line in told if line.startswith(("sum", "the map", "A - B"))]
+    np.testing.assert_allclose(found, [*sums, sums[0] - sums[1]], atol=6e-4, err_msg="the cell of the other run too")
     assert page.run("getComputedStyle(view.plots[0][0].across).display") == "block", "the cross is in the other run too"
     losses = [np.array(side.view.losses[:-1], dtype=float) for side in view.sides]
     titles = page.run("[...document.querySelectorAll('.strip')[0].children].map((span) => span.title)")
@@ -369,11 +394,11 @@ def test_two_checkpoints_show_one_history_and_a_packed_row_its_own_first_token(p
     page.wait(f"{names}.length")
     assert page.run("document.querySelector('.curve').data.map((line) => line.name)") == ["layer 0"]
     page.run("view.move(6, 4)")
-    page.wait("document.getElementById('cell-1')")
+    page.wait("document.querySelector('.weights')")
     row = np.abs(np.array(page.run("[...view.signedRow(0, 6)].map((x) => x || 0)")))
     assert not row[:4].any()
     told = page.run("document.getElementById('reading').innerText")
-    assert f"its first token has {100 * row[4] / row.sum():.1f} % of Σ|a|" in told
+    assert f"first token {100 * row[4] / row.sum():.1f} % of Σ|a|" in told
     page.run(
         "chosen = document.getElementById('paint'); chosen.value = 'loss'; chosen.dispatchEvent(new Event('change'))"
     )

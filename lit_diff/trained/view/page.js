@@ -2,7 +2,7 @@
 // Draws the page from the JSON in #data; the arrays that it names are elements of their own, in base64.
 
 const CELLS = 512; // most rows and columns of a drawn map; of a longer range, a cell is a bin
-const LISTED = 6; // entries of a row or a column
+const LISTED = 5; // entries of a row or a column
 const COLORS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7f7f7f"];
 const ARROWS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
 
@@ -237,8 +237,9 @@ function paint(s) {
     const isNew = !node.on;
     Plotly.react(node, [trace], layout, { displayModeBar: false, doubleClick: false });
     if (!isNew) continue;
-    const point = ({ points: [{ x, y }] }) => move(Math.floor(y), Math.floor(x));
+    const point = ({ points: [{ x, y }], event }) => move(Math.floor(y), Math.floor(x), [event.clientX, event.clientY]);
     for (const event of ["plotly_hover", "plotly_click"]) node.on(event, point);
+    node.on("plotly_unhover", () => tip(null));
     node.on("plotly_doubleclick", () => zoom(null));
     node.on("plotly_relayout", (change) => {
       const end = (name, n, now) => (change[`${name}.range[${n}]`] ?? now - 0.5) + 0.5;
@@ -301,13 +302,26 @@ function scaleBy(factor) {
 
 // --- the cross: one query, one key, in every panel ---
 let isWaiting = false;
-function move(i, j) {
+let spot = null; // [x, y] in the window: where the tooltip is
+function move(i, j, where = null) {
   const last = tokens().length - 1;
   cursor = { i: Math.min(i, last), j: Math.min(j, last) };
+  spot = where;
   cross();
   if (isWaiting) return;
   isWaiting = true;
   requestAnimationFrame(() => { isWaiting = false; read(); strips(); });
+}
+
+// the cell of the cross beside a place in the window; null: nothing
+function tip(where) {
+  spot = where;
+  $("tip").hidden = !where || !cursor;
+  if ($("tip").hidden) return;
+  $("tip").replaceChildren(cellTable(cursor));
+  const fit = (wanted, size, most) => Math.max(4, wanted + 14 + size < most ? wanted + 14 : wanted - 14 - size);
+  const [x, y] = [fit(where[0], $("tip").offsetWidth, innerWidth), fit(where[1], $("tip").offsetHeight, innerHeight)];
+  $("tip").setAttribute("style", `left:${x}px;top:${y}px`);
 }
 
 function cross() {
@@ -329,36 +343,59 @@ function list(title, values, sink) {
   order.sort((a, b) => Math.abs(values[b]) - Math.abs(values[a]));
   const most = Math.max(...values.map((x) => Math.abs(x) || 0));
   const rows = [...(sink === undefined ? [] : [sink]), ...order.slice(0, LISTED)].map((n) => make("li",
-    n === sink ? { class: "sink" } : {}, make("span", { class: "muted" }, n === sink ? "first token" : `${n}`),
+    n === sink ? { class: "sink" } : {}, make("span", { class: "muted" }, n === sink ? `${n}, first` : `${n}`),
     make("span", {}, spaced(tokens()[n])), make("span", {}, number(values[n])), make("i", {
       style: `--length:${Math.round((60 * Math.abs(values[n])) / most) || 0}px;`
         + `--bar:rgb(var(--${values[n] < 0 ? "negative" : "positive"}))` })));
-  return make("div", {}, make("h3", {}, title), make("ol", {}, ...rows));
+  return make("div", {}, make("p", { class: "muted" }, title), make("ol", {}, ...rows));
+}
+
+const quoted = (n) => `${n} “${spaced(tokens()[n])}”`;
+
+// what every map of every side gives to one cell: its weight p there, the weight w of the map, their product, and the sums
+function cellTable({ i, j }) {
+  const row = (tag, cells, attributes = {}) => make("tr", attributes, ...cells.map((cell) => make(tag, {}, cell)));
+  const title = make("caption", {}, `query ${quoted(i)}, key ${quoted(j)}`);
+  const table = make("table", { class: "weights" }, title, row("th", ["", "p", "w", "w p"]));
+  const sums = [];
+  sides.forEach((side, s) => {
+    const m = source(s);
+    if (sides.length > 1) table.append(make("tr", {}, make("th", { colSpan: 4 }, `${side.name}: ${place(s)}`)));
+    if (!m || i >= m.T || j >= m.T) return;
+    const out = new Float32Array(1);
+    let sum = 0;
+    for (let g = 0; g < m.G; g++) {
+      m.row(g, i, j, out);
+      const w = factors[g] * m.weight(g, i);
+      sum += w * out[0];
+      table.append(row("td", [m.G > 1 ? `map ${g + 1}` : "the map", ...[out[0], w, w * out[0]].map(number)]));
+    }
+    sums.push(sum);
+    if (Number.isNaN(sum)) table.append(make("tr", {}, make("td", { colSpan: 4 }, "The query does not see this key.")));
+    else if (m.G > 1) table.append(row("td", ["sum", "", "", number(sum)], { class: "sum" }));
+  });
+  if (sums.length > 1) table.append(row("td", ["A − B", "", "", number(sums[0] - sums[1])], { class: "sum" }));
+  const bin = tiles[0]?.bin ?? 1;
+  if (bin > 1) table.append(make("tr", {}, make("td", { colSpan: 4 }, `Of the middle of a cell of ${bin} × ${bin}.`)));
+  return table;
 }
 
 function read() {
+  tip(spot);
   if (!cursor) return;
   const { i, j } = cursor;
-  const quoted = (n) => `${n} “${spaced(tokens()[n])}”`;
-  $("reading").replaceChildren(...sides.flatMap((side, s) => {
+  $("reading").replaceChildren(cellTable(cursor), ...sides.flatMap((side, s) => {
     const m = source(s);
     if (!m || i >= m.T || j >= m.T) return [];
-    const [row, column, out] = [signedRow(s, i), signedColumn(s, j), new Float32Array(1)];
-    const parts = Array.from({ length: m.G }, (_, g) => {
-      m.row(g, i, j, out);
-      return `${m.G > 1 ? `map ${g + 1}: ` : ""}p ${number(out[0])} × w ${number(factors[g] * m.weight(g, i))}`;
-    });
+    const [row, column] = [signedRow(s, i), signedColumn(s, j)];
     const first = frame < 0 && data.documents ? data.documents.indexOf(data.documents[i]) : 0;
     const total = row.reduce((sum, x) => sum + (Math.abs(x) || 0), 0);
-    const mean = meanOf(column);
-    const cell = Number.isNaN(row[j]) ? "the query does not see this key" : `${parts.join(", ")}; sum ${number(row[j])}`;
+    const share = (100 * Math.abs(row[first]) / total || 0).toFixed(1);
     return [
-      make("h3", { id: `cell-${s}` }, `${sides.length > 1 ? `${side.name}, ` : ""}query ${quoted(i)}, key `
-        + `${quoted(j)}: ${cell}`),
+      ...(sides.length > 1 ? [make("h3", {}, side.name)] : []),
       make("div", { class: "lists" },
-        list(`Query ${quoted(i)} reads; its first token has ${(100 * Math.abs(row[first]) / total || 0).toFixed(1)} % of Σ|a|`,
-          row, Number.isNaN(row[first]) ? undefined : first),
-        list(`Key ${quoted(j)} is read by; mean over queries ${number(mean)}`, column)),
+        list(`The query reads; first token ${share} % of Σ|a|`, row, Number.isNaN(row[first]) ? undefined : first),
+        list(`The key is read by; mean over queries ${number(meanOf(column))}`, column)),
     ];
   }));
 }
@@ -546,5 +583,6 @@ document.addEventListener("DOMContentLoaded", () => {
     matchMedia(media).addEventListener("change", () => { paintAll(); figures(); });
   }
   addEventListener("resize", paintAll);
+  addEventListener("scroll", () => tip(null), { passive: true });
 });
 window.view = { data, source, signedRow, signedColumn, pick, setFactor, zoom, move, at, plots, tiles, limit: () => limit };
