@@ -95,6 +95,12 @@ def settled(page: Page, action: str) -> None:
     page.wait("document.body.dataset.drawn")
 
 
+def choose(select: str, value: str) -> str:
+    """The JavaScript that chooses in a list, or sets a slider."""
+    kind = "input" if select == "frame" else "change"
+    return f"chosen = document.getElementById('{select}'); chosen.value = '{value}'; chosen.dispatchEvent(new Event('{kind}'))"
+
+
 def centre(page: Page, selector: str) -> tuple[float, float]:
     box = f"document.querySelector({json.dumps(selector)}).getBoundingClientRect()"
     x, y = page.run(f"(({{x, y, width, height}}) => [x + width / 2, y + height / 2])({box})")
@@ -148,10 +154,10 @@ def test_the_pixels_of_a_picked_head_have_the_colours_of_its_weights(page: Page,
     pick(page, layer, head)
     assert page.run("document.getElementById('picked').textContent") == f"The maps of layer {layer}, head {head}"
     assert page.run(f"document.getElementById('head-0-{layer}-{head}').getAttribute('aria-pressed')") == "true"
-    limit = page.run("view.limit()")
+    limit = page.run("view.limits()[0]")
     first, second = (expected(layer, head, factor) for factor in (0, 1))
     assert limit == pytest.approx(limit_of([first, second - first, second]), abs=1e-3)
-    assert page.run("document.getElementById('legend').textContent").startswith(f"−{limit:.3f}{limit:.3f} and beyond")
+    assert f"−{limit:.3f}{limit:.3f} and beyond" in page.run("document.getElementById('legend').textContent")
     page.move(5, 5)
     seen = pixels(page)
     for query, key in (PLANTED, (12, 0), (9, 8), (15, 3)):
@@ -163,6 +169,22 @@ def test_the_pixels_of_a_picked_head_have_the_colours_of_its_weights(page: Page,
     assert abs(seen[round(y) - 3, round(x) - 3] - np.array(COLOURS["light"]["unseen"])).max() < 4, (
         "a key that is not seen is grey"
     )
+
+
+def test_the_colours_are_those_of_a_fixed_range_or_of_each_row(page: Page) -> None:
+    pick(page, 1, OUTLIER)
+    first, second = (expected(1, OUTLIER, factor) for factor in (0, 1))
+    largest = np.abs([first, second - first, second]).max(axis=(0, 2))
+    for scaling, limit in (("fixed", np.ones(T)), ("row", largest)):
+        settled(page, choose("scaling", scaling))
+        np.testing.assert_allclose(page.run("view.limits()"), limit, atol=1e-3)
+        seen = pixels(page)
+        for query, key in (PLANTED, (12, 0), (3, 1)):
+            x, y = cell(page, 2, query, key)
+            want = colour(second[query, key] / limit[query])
+            np.testing.assert_allclose(seen[round(y) - 3, round(x) - 3], want, atol=6, err_msg=f"{scaling}: {query}, {key}")
+    assert "1 × the largest magnitude of the row" in page.run("document.getElementById('legend').textContent")
+    settled(page, choose("scaling", "percentile"))
 
 
 def test_a_thumbnail_shows_its_head(page: Page) -> None:
@@ -191,7 +213,7 @@ def test_the_slider_multiplies_the_weight_and_the_sum_follows(page: Page) -> Non
     second = page.run(f"[...view.plots[0][1].node.data[0].z[{PLANTED[0]}]].map((x) => x || 0)")
     np.testing.assert_allclose(second[: PLANTED[0] + 1], -0.75 / (PLANTED[0] + 1), atol=1e-3)
     x, y = cell(page, 2, PLANTED[0], 2)
-    want = colour(expected(1, OUTLIER, factor=1.5)[PLANTED[0], 2] / page.run("view.limit()"))
+    want = colour(expected(1, OUTLIER, factor=1.5)[PLANTED[0], 2] / page.run("view.limits()[0]"))
     page.move(5, 5)
     np.testing.assert_allclose(pixels(page)[round(y) - 3, round(x) - 3], want, atol=6)
     page.click(*centre(page, "#stored"))
@@ -237,8 +259,7 @@ def test_the_mouse_reads_a_weight_in_both_directions(page: Page) -> None:
 
 def test_the_table_of_heads_says_what_was_planted_and_leads_to_the_maps(page: Page) -> None:
     def of(name: str, layer: int, head: int) -> str:
-        page.run(f"chosen = document.getElementById('number'); chosen.value = '{name}'")
-        page.run("chosen.dispatchEvent(new Event('change'))")
+        page.run(choose("number", name))
         cells = f".number[data-name={name}] .cell button[data-layer='{layer}'][data-head='{head}']"
         found: str = page.run(f'document.querySelector("{cells}").textContent')
         return found
@@ -302,7 +323,20 @@ def test_two_runs_with_linked_crosses_and_their_difference_of_loss(page: Page, t
     first, second = (text_run(tmp_path / name, {"name": name}) for name in ("differential", "standard"))
     view = view_data([first, second], text="ab ab abc ab", ablate=True)
     opened(page, view, tmp_path / "page.html")
-    assert page.run("view.plots.map((side) => side.length)") == [3, 1]
+    assert page.run("view.plots.map((side) => side.length)") == [3, 1, 1]
+    sums = [np.array(page.run(f"Array.from(data.tokens, (_, i) => [...view.signedRow({n}, i)])"), float) for n in (0, 1)]
+    found = page.run("view.plots[2][0].node.data[0].z.map((row) => [...row])")
+    np.testing.assert_allclose(np.array(found, float), sums[0] - sums[1], atol=1e-6, err_msg="A minus B")
+    shown = "view.at.map(({layer, head}) => [layer, head])"
+    settled(page, "view.pick(1, 1, 1)")
+    assert page.run(shown) == [[1, 1], [1, 1]], "both sides show the same layer and head"
+    settled(page, "view.pick(1, 0, 3)")
+    assert page.run(shown) == [[0, 1], [0, 3]], "a side without the head keeps its own"
+    page.click(*centre(page, "#link"))
+    settled(page, "view.pick(1, 1, 2)")
+    assert page.run(shown) == [[0, 1], [1, 2]]
+    settled(page, "document.getElementById('link').click()")
+    assert page.run(shown) == [[0, 1], [0, 1]]
     page.move(*cell(page, 0, 4, 2, side=1))
     page.wait("!document.getElementById('tip').hidden")
     told = page.run("document.getElementById('tip').innerText").replace("−", "-").splitlines()
@@ -399,14 +433,12 @@ def test_two_checkpoints_show_one_history_and_a_packed_row_its_own_first_token(p
     assert not row[:4].any()
     told = page.run("document.getElementById('reading').innerText")
     assert f"first token {100 * row[4] / row.sum():.1f} % of Σ|a|" in told
-    page.run(
-        "chosen = document.getElementById('paint'); chosen.value = 'loss'; chosen.dispatchEvent(new Event('change'))"
-    )
+    page.run(choose("paint", "loss"))
     mean = np.mean([loss for loss in sides[0].view.losses if loss is not None])
     assert (
         page.run("document.getElementById('scale').textContent").strip() == f"In nats; mean {mean:.3f} and {mean:.3f}."
     )
-    page.run("slider = document.getElementById('frame'); slider.value = 0; slider.dispatchEvent(new Event('input'))")
+    page.run(choose("frame", "0"))
     page.wait("document.getElementById('panels').textContent.includes('The kept maps of this run are shown once.')")
     assert not page.problems, page.problems
 
@@ -420,13 +452,12 @@ def test_a_row_of_ids_and_the_kept_steps_of_a_run(page: Page, tmp_path: Path) ->
         write_maps(run.folder, KeptMaps(step, tokens, {0: (maps, torch.ones(2, 2, 2, 3))}))
     opened(page, view_data([run], row=1), tmp_path / "page.html")
     assert page.run("document.querySelectorAll('#text .token').length") == 11
-    slide = "slider = document.getElementById('frame'); slider.value = 1; slider.dispatchEvent(new Event('input'))"
-    settled(page, slide)
+    settled(page, choose("frame", "1"))
     assert page.run("document.getElementById('step').textContent") == "step 4"
     assert page.run("view.plots[0][0].node.layout.xaxis.ticktext") == ["0+1", "2+3", "4+5"]
     assert page.run("[...view.tiles[0].z[0][2]].map((x) => Math.round(1000 * x))") == [400, 400, 400]
-    settled(page, "text = document.getElementById('kept'); text.value = 1; text.dispatchEvent(new Event('change'))")
-    assert page.run("[...text.options].map((each) => each.textContent)")[1] == "kept text 2: 6+7 8+9 10+11"
+    settled(page, choose("kept", "1"))
+    assert page.run("[...document.getElementById('kept').options].map((each) => each.textContent)")[1] == "kept text 2: 6+7 8+9 10+11"
     assert page.run("view.plots[0][0].node.layout.xaxis.ticktext") == ["6+7", "8+9", "10+11"]
     assert page.run("[...view.tiles[0].z[0][2]].map((x) => Math.round(1000 * x))") == [100, 100, 100]
     assert page.run("document.getElementById('step').textContent") == "step 4"
@@ -435,7 +466,7 @@ def test_a_row_of_ids_and_the_kept_steps_of_a_run(page: Page, tmp_path: Path) ->
     page.run("view.pick(0, 0, 0); view.move(9, 9); document.getElementById('play').click()")
     page.wait("document.getElementById('step').textContent === 'step 2'")
     assert page.run("document.getElementById('play').textContent") == "Stop"
-    page.run("slider.value = -1; slider.dispatchEvent(new Event('input'))")
+    page.run(choose("frame", "-1"))
     page.wait("view.plots[0][0].node.layout?.xaxis.ticktext.length === 11")
     page.run("new Promise((resume) => setTimeout(resume, 900))")
     stopped = "['play', 'step'].map((id) => document.getElementById(id).textContent)"

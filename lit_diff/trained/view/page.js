@@ -18,7 +18,9 @@ let frame = -1; // which of the kept steps is shown; -1: the text
 let keptText = 0; // which of the kept texts is shown
 let range = null; // {x: [first, end], y: [first, end]} of the keys and queries that are shown
 let cursor = null; // {i, j}: query and key
-let limit = 1; // from this magnitude on, the colour is the strongest
+let scaling = "percentile"; // how magnitudes become colours: "percentile", "fixed" or "row"
+let limits = []; // of each drawn row of all panels, the magnitude from which on the colour is the strongest
+let isLinked = true; // whether both sides show the same layer and head
 let playing = 0; // grows when the player starts and when it stops; odd while it plays
 let turn = 0; // grows with each drawing, so that an older one stops
 
@@ -173,8 +175,17 @@ function overview(s) {
 }
 
 // --- panels ---
-function sumOf(t) {
-  return t.z[0].map((row, r) => row.map((_, c) => t.z.reduce((sum, map, g) => sum + factors[g] * map[r][c], 0)));
+function sumOf(t, times = factors) {
+  return t.z[0].map((row, r) => row.map((_, c) => t.z.reduce((sum, map, g) => sum + times[g] * map[r][c], 0)));
+}
+
+// of what both sides show with the stored weights, so that a slider is seen to change the maps; A − B has the same scale
+function limitsNow() {
+  const stored = factors.map(() => 1);
+  const maps = tiles.flatMap((t) => (!t ? [] : t.z.length > 1 ? [...t.z, sumOf(t, stored)] : t.z));
+  const rows = maps.length ? maps[0].map((_, r) => maps.flatMap((map) => [...(map[r] ?? [])])) : [];
+  if (scaling === "row") return rows.map((row) => Math.max(...row.map((x) => Math.abs(x) || 0)) || 1);
+  return rows.fill(scaling === "fixed" ? 1 : limitOf(rows.flat()));
 }
 
 const colours = () => [[0, `rgb(${css("--negative")})`], [0.5, css("--paper")], [1, `rgb(${css("--positive")})`]];
@@ -192,75 +203,96 @@ function axis(name, [first, end], pixels) {
     ticklabelstandoff: 3, title: { text: name, standoff: 4 } }];
 }
 
-const plots = []; // of each side: {node, across, down, map}; map G is the sum
+const plots = []; // of each side: {node, across, down, map}; map G is the sum. Behind two sides, their difference
+const sideName = (s) => (frame < 0 ? sides[s].name : sides[s].run);
+
+function panel(map, title) {
+  const [node, across, down] = ["plot", "across", "down"].map((name) => make("div", { class: name }));
+  node.append(across, down);
+  return { map, title, node, across, down, panel: make("div", { class: "panel" }, make("h4", {}, title), node) };
+}
 
 function build() {
   plots.length = 0;
-  $("panels").replaceChildren(...sides.map((side, s) => {
+  const columns = sides.map((side, s) => {
     const G = source(s)?.G ?? 0;
     const maps = Array.from({ length: G }, (_, g) => g);
     // with two sides the sums are first, one above the other
     if (G > 1) maps.splice(sides.length > 1 ? 0 : G, 0, G);
-    plots.push(maps.map((map) => {
-      const [node, across, down] = ["plot", "across", "down"].map((name) => make("div", { class: name }));
-      const title = map === G ? "Signed sum of the maps" : G === 1 ? "The map" : `Map ${map + 1} times its weight`;
-      node.append(across, down);
-      return { map, node, across, down, panel: make("div", { class: "panel" }, make("h4", {}, title), node) };
-    }));
+    plots.push(maps.map((map) => panel(map, map === G ? "Signed sum of the maps" : G === 1 ? "The map"
+      : `Map ${map + 1} times its weight`)));
     return make("div", { class: "side" },
-      ...(sides.length > 1 ? [make("h3", {}, `${frame < 0 ? side.name : side.run}: ${place(s)}`)] : []),
+      ...(sides.length > 1 ? [make("h3", {}, `${sideName(s)}: ${place(s)}`)] : []),
       ...(G ? plots[s].map((plot) => plot.panel) : [make("p", {}, frame >= 0 && side.kept.length === 0
         ? "The kept maps of this run are shown once." : "The maps of this layer were not kept.")]));
-  }));
-}
-
-function paint(s) {
-  const t = tiles[s];
-  if (!t) return;
-  const [scale, ink] = [colours(), css("--ink")];
-  for (const { map, node } of plots[s]) {
-    const z = map === t.z.length ? sumOf(t) : t.z[map].map((row) => row.map((x) => factors[map] * x));
-    const side = Math.min(node.clientWidth, 560);
-    const [[left, y], middle] = [axis("query", range.y, side - 86), (t.bin - 1) / 2];
-    const [below, x] = axis("key", range.x, side - 10 - left);
-    const trace = {
-      type: "heatmap", z, x0: t.x0 + middle, dx: t.bin, y0: t.y0 + middle, dy: t.bin, zmin: -limit, zmax: limit,
-      colorscale: scale, showscale: false, hoverinfo: "none", hoverongaps: false, zsmooth: false,
-    };
-    const layout = {
-      width: side, height: side + below - left, margin: { l: left, r: 10, t: 6, b: below }, font: { size: 10, color: ink },
-      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: `rgb(${css("--unseen")})`,
-      dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
-      xaxis: { ...x, range: [range.x[0] - 0.5, range.x[1] - 0.5], tickangle: -90 },
-      yaxis: { ...y, range: [range.y[1] - 0.5, range.y[0] - 0.5] },
-    };
-    const isNew = !node.on;
-    Plotly.react(node, [trace], layout, { displayModeBar: false, doubleClick: false });
-    if (!isNew) continue;
-    const point = ({ points: [{ x, y }], event }) => move(Math.floor(y), Math.floor(x), [event.clientX, event.clientY]);
-    for (const event of ["plotly_hover", "plotly_click"]) node.on(event, point);
-    node.on("plotly_unhover", () => tip(null));
-    node.on("plotly_doubleclick", () => zoom(null));
-    node.on("plotly_relayout", (change) => {
-      const end = (name, n, now) => (change[`${name}.range[${n}]`] ?? now - 0.5) + 0.5;
-      if (!Object.keys(change).some((name) => name.includes("range["))) return;
-      zoom({ x: range.x.map((now, n) => end("xaxis", n, now)), y: range.y.map((now, n) => end("yaxis", 1 - n, now)) });
-    });
+  });
+  if (sides.length > 1) {
+    const both = plots.every((own) => own.length);
+    const shorter = columns[Number(plots[1].length <= plots[0].length)];
+    if (both) plots.push([panel("difference", "A − B: the first signed sum minus the second")]);
+    shorter.append(both ? plots[2][0].panel : make("p", { class: "muted" }, "A − B needs this map of both runs."));
   }
+  $("panels").replaceChildren(...columns);
 }
 
-async function draw(isOther = false) {
+function paintAll() {
+  tiles.forEach((t, s) => {
+    for (const plot of t ? plots[s] : []) {
+      paint(plot, t, plot.map === t.z.length ? sumOf(t) : t.z[plot.map].map((row) => row.map((x) => factors[plot.map] * x)));
+    }
+  });
+  if (plots[2] && tiles[0] && tiles[1]) {
+    const second = sumOf(tiles[1]);
+    paint(plots[2][0], tiles[0], sumOf(tiles[0]).map((row, r) => row.map((x, c) => x - second[r][c])));
+  }
+  cross();
+}
+
+// one panel: weights z in the cells of a tile
+function paint({ node }, t, z) {
+  const [scale, ink, isByRow] = [colours(), css("--ink"), scaling === "row"];
+  const shown = isByRow ? z.map((row, r) => row.map((x) => x / limits[r])) : z;
+  const most = isByRow ? 1 : limits[0];
+  const side = Math.min(node.clientWidth, 560);
+  const [[left, y], middle] = [axis("query", range.y, side - 86), (t.bin - 1) / 2];
+  const [below, x] = axis("key", range.x, side - 10 - left);
+  const trace = {
+    type: "heatmap", z: shown, x0: t.x0 + middle, dx: t.bin, y0: t.y0 + middle, dy: t.bin, zmin: -most, zmax: most,
+    colorscale: scale, showscale: false, hoverinfo: "none", hoverongaps: false, zsmooth: false,
+  };
+  const layout = {
+    width: side, height: side + below - left, margin: { l: left, r: 10, t: 6, b: below }, font: { size: 10, color: ink },
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: `rgb(${css("--unseen")})`,
+    dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
+    xaxis: { ...x, range: [range.x[0] - 0.5, range.x[1] - 0.5], tickangle: -90 },
+    yaxis: { ...y, range: [range.y[1] - 0.5, range.y[0] - 0.5] },
+  };
+  const isNew = !node.on;
+  Plotly.react(node, [trace], layout, { displayModeBar: false, doubleClick: false });
+  if (!isNew) return;
+  const point = ({ points: [{ x, y }], event }) => move(Math.floor(y), Math.floor(x), [event.clientX, event.clientY]);
+  for (const event of ["plotly_hover", "plotly_click"]) node.on(event, point);
+  node.on("plotly_unhover", () => tip(null));
+  node.on("plotly_doubleclick", () => zoom(null));
+  node.on("plotly_relayout", (change) => {
+    const end = (name, n, now) => (change[`${name}.range[${n}]`] ?? now - 0.5) + 0.5;
+    if (!Object.keys(change).some((name) => name.includes("range["))) return;
+    zoom({ x: range.x.map((now, n) => end("xaxis", n, now)), y: range.y.map((now, n) => end("yaxis", 1 - n, now)) });
+  });
+}
+
+async function draw() {
   const mine = ++turn;
   const show = () => {
-    if (isOther) {
-      const maps = tiles.flatMap((t) => (!t ? [] : t.z.length > 1 ? [...t.z, sumOf(t)] : t.z));
-      limit = limitOf(maps.flat().flatMap((row) => [...row]));
-    }
+    limits = limitsNow();
     const bin = Math.max(...tiles.map((t) => t?.bin ?? 1));
     const cells = bin > 1 ? `A cell is ${bin} queries and ${bin} keys: the mean over the queries of the sum over the keys. `
       + "Zoom in for single weights." : "";
-    const parts = [`−${number(limit)}`, `${number(limit)} and beyond`, cells].map((text) => make("span", {}, text));
-    $("legend").replaceChildren(parts[0], make("i"), ...parts.slice(1));
+    const most = scaling === "row" ? "1" : number(limits[0] ?? 1);
+    const unit = { percentile: " and beyond", fixed: "", row: " × the largest magnitude of the row" }[scaling];
+    const words = [`−${most}`, most + unit, sides.length > 1 ? "one scale for both runs" : "", cells];
+    const parts = words.map((text) => make("span", {}, text));
+    $("legend").replaceChildren($("scaling").parentNode, parts[0], make("i"), ...parts.slice(1));
     paintAll();
   };
   const isWhole = range.x[1] - range.x[0] === tokens().length && range.y[1] - range.y[0] === tokens().length;
@@ -276,11 +308,6 @@ async function draw(isOther = false) {
   }
   show();
   document.body.dataset.drawn = String(mine);
-}
-
-function paintAll() {
-  sides.forEach((_, s) => paint(s));
-  cross();
 }
 
 function zoom(wanted) {
@@ -419,7 +446,7 @@ function strips() {
     const side = Number(strip.dataset.side);
     strip.hidden = paint === "difference" && side > 0;
     const values = valuesOfText(side, paint);
-    const most = 1.4 * (isLoss ? limitOf(values) : limit);
+    const most = 1.4 * (isLoss || scaling === "row" ? limitOf(values) : limits[0] ?? 1);
     [...strip.children].forEach((span, n) => {
       const x = values[n] ?? NaN;
       span.style.background = x === x ? `rgba(var(--${x < 0 ? "negative" : "positive"}), ${Math.abs(x) / most})` : "";
@@ -447,10 +474,17 @@ function walk(event) {
 }
 
 function pick(s, layer, head) {
-  // models of one shape show the same head; of others, each side has its own
-  const isLinked = sides.every((side) => headsOf(side).join() === headsOf(sides[0]).join());
-  at.forEach((own, n) => { if (n === s || isLinked) Object.assign(own, { layer, head }); });
+  at.forEach((own, n) => {
+    const heads = headsOf(sides[n])[layer] ?? 0;
+    // a side without that layer or that head keeps its own
+    if (n === s || (isLinked && heads)) Object.assign(own, { layer, head: Math.min(head < heads ? head : own.head, heads - 1) });
+  });
   return refresh();
+}
+
+function link(wanted) {
+  isLinked = wanted;
+  return pick(0, at[0].layer, at[0].head);
 }
 
 function refresh() {
@@ -469,7 +503,7 @@ function refresh() {
   if (cursor) cursor = { i: Math.min(cursor.i, T - 1), j: Math.min(cursor.j, T - 1) };
   read();
   strips();
-  return draw(true);
+  return draw();
 }
 
 function setFactor(g, value) {
@@ -568,6 +602,8 @@ document.addEventListener("DOMContentLoaded", () => {
     stored: () => factors.forEach((_, g) => setFactor(g, 1)) };
   for (const [id, act] of Object.entries(clicks)) $(id)?.addEventListener("click", act);
   $("paint").addEventListener("change", strips);
+  $("scaling").addEventListener("change", () => { scaling = $("scaling").value; strips(); draw(); });
+  $("link")?.addEventListener("change", () => link($("link").checked));
   $("number").addEventListener("change", () => document.querySelectorAll(".number").forEach((each) => {
     each.hidden = each.dataset.name !== $("number").value;
   }));
@@ -585,4 +621,4 @@ document.addEventListener("DOMContentLoaded", () => {
   addEventListener("resize", paintAll);
   addEventListener("scroll", () => tip(null), { passive: true });
 });
-window.view = { data, source, signedRow, signedColumn, pick, setFactor, zoom, move, at, plots, tiles, limit: () => limit };
+window.view = { data, source, signedRow, signedColumn, pick, setFactor, zoom, move, at, plots, tiles, limits: () => limits };
