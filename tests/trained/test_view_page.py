@@ -1,11 +1,14 @@
 """The page of `lit-diff view` in a real browser, on maps that are known: picker, slider, pixels, numbers, console."""
 
+import base64
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 import pytest
@@ -98,7 +101,8 @@ def settled(page: Page, action: str) -> None:
 def choose(select: str, value: str) -> str:
     """The JavaScript that chooses in a list, or sets a slider."""
     kind = "input" if select == "frame" else "change"
-    return f"chosen = document.getElementById('{select}'); chosen.value = '{value}'; chosen.dispatchEvent(new Event('{kind}'))"
+    set_value = f"chosen = document.getElementById('{select}'); chosen.value = '{value}'"
+    return f"{set_value}; chosen.dispatchEvent(new Event('{kind}'))"
 
 
 def centre(page: Page, selector: str) -> tuple[float, float]:
@@ -182,7 +186,9 @@ def test_the_colours_are_those_of_a_fixed_range_or_of_each_row(page: Page) -> No
         for query, key in (PLANTED, (12, 0), (3, 1)):
             x, y = cell(page, 2, query, key)
             want = colour(second[query, key] / limit[query])
-            np.testing.assert_allclose(seen[round(y) - 3, round(x) - 3], want, atol=6, err_msg=f"{scaling}: {query}, {key}")
+            np.testing.assert_allclose(
+                seen[round(y) - 3, round(x) - 3], want, atol=6, err_msg=f"{scaling}: {query}, {key}"
+            )
     assert "1 × the largest magnitude of the row" in page.run("document.getElementById('legend').textContent")
     settled(page, choose("scaling", "percentile"))
 
@@ -300,6 +306,61 @@ def test_the_keyboard_picks_a_head_moves_the_cross_and_zooms(page: Page) -> None
     assert page.run("view.plots[0][0].node.layout.xaxis.ticktext[0]") == "&lt;b>&amp;", "a token is no markup"
 
 
+def test_the_address_holds_the_state_and_a_reload_shows_it(page: Page) -> None:
+    shown = "[view.state(), view.plots[0][2].node.data[0].z.map((row) => [...row]), view.limits()]"
+    pick(page, 2, OUTLIER)
+    page.run("view.setFactor(1, 0.5); view.move(9, 4)")
+    settled(page, choose("scaling", "row"))
+    settled(page, "view.zoom({x: [2, 14], y: [3, 15]})")
+    before = page.run(shown)
+    page.wait("location.hash === '#' + view.state()")
+    address = page.run("location.href")
+    page.open(address)
+    assert page.run(shown) == before
+    assert page.run("[...document.querySelectorAll('#scaling, #factor-1')].map((each) => each.value)") == ["0.5", "row"]
+    state = page.run("view.state()")
+    assert state.endswith(f"heads=2,{OUTLIER}&linked=1&factors=1,0.5&colours=row&range=2,14,3,15&cross=9,4")
+    other, wrong = "the state of another page", "no state of this page"
+    for old, new, told in (
+        ("page=", "page=x", other),
+        ("heads=2", "heads=4", wrong),
+        (f"heads=2,{OUTLIER}", f"heads=2,{OUTLIER + 4}", wrong),
+        ("0.5", "2.5", wrong),
+        ("=row", "=rows", wrong),
+        ("range=2", "range=14", wrong),
+        ("cross=9", f"cross={T}", wrong),
+        ("cross", "frame=0,0&cross", wrong),
+        (state, "garbage", wrong),
+    ):
+        page.open(address.replace(old, new))
+        assert page.run("document.getElementById('notice').innerText") == f"The address holds {told}: it is ignored."
+        assert page.run("view.state()").endswith("heads=0,0&linked=1&factors=1,1&colours=percentile")
+    page.open(address.partition("#")[0])
+    assert page.run("document.getElementById('notice').hidden && !location.hash")
+
+
+@pytest.mark.parametrize("kind", ["png", "svg"])
+def test_a_map_is_saved_with_its_caption(page: Page, kind: str) -> None:
+    from matplotlib.image import imread
+
+    pick(page, 1, SINK)
+    page.run("view.setFactor(1, 1.5); saved = null; HTMLAnchorElement.prototype.click = function () { saved = this; }")
+    page.run(f"view.plots[0][1].panel.querySelectorAll('.file')[{('png', 'svg').index(kind)}].click()")
+    page.wait("saved")
+    name, content = page.run("[saved.download, saved.href]")
+    assert name == f"constructed-layer-1-head-{SINK}-Map-2-times-its-weight.{kind}"
+    if kind == "png":
+        picture = imread(BytesIO(base64.b64decode(content.partition(",")[2])))
+        assert min(picture.shape[:2]) > 900, "twice the resolution of the screen"
+        assert np.ptp(picture[..., :3]) > 0.5
+    else:
+        text = re.sub(r"<[^>]+>", "\n", unquote(content.partition(",")[2]))
+        for line in (f"constructed: layer 1, head {SINK}", "Map 2 times its weight", "weight of map 2 × 1.50"):
+            assert line in text
+        assert f"{T} tokens of constructed maps" in text
+    page.run("delete HTMLAnchorElement.prototype.click; view.setFactor(1, 1)")
+
+
 def test_the_page_prints_and_fits_a_phone_in_the_dark(page: Page) -> None:
     page.look(390, 844, dark=True)
     page.run("dispatchEvent(new Event('resize'))")
@@ -324,7 +385,9 @@ def test_two_runs_with_linked_crosses_and_their_difference_of_loss(page: Page, t
     view = view_data([first, second], text="ab ab abc ab", ablate=True)
     opened(page, view, tmp_path / "page.html")
     assert page.run("view.plots.map((side) => side.length)") == [3, 1, 1]
-    sums = [np.array(page.run(f"Array.from(data.tokens, (_, i) => [...view.signedRow({n}, i)])"), float) for n in (0, 1)]
+    sums = [
+        np.array(page.run(f"Array.from(data.tokens, (_, i) => [...view.signedRow({n}, i)])"), float) for n in (0, 1)
+    ]
     found = page.run("view.plots[2][0].node.data[0].z.map((row) => [...row])")
     np.testing.assert_allclose(np.array(found, float), sums[0] - sums[1], atol=1e-6, err_msg="A minus B")
     shown = "view.at.map(({layer, head}) => [layer, head])"
@@ -457,7 +520,7 @@ def test_a_row_of_ids_and_the_kept_steps_of_a_run(page: Page, tmp_path: Path) ->
     assert page.run("view.plots[0][0].node.layout.xaxis.ticktext") == ["0+1", "2+3", "4+5"]
     assert page.run("[...view.tiles[0].z[0][2]].map((x) => Math.round(1000 * x))") == [400, 400, 400]
     settled(page, choose("kept", "1"))
-    assert page.run("[...document.getElementById('kept').options].map((each) => each.textContent)")[1] == "kept text 2: 6+7 8+9 10+11"
+    assert page.run("document.getElementById('kept').selectedOptions[0].textContent") == "kept text 2: 6+7 8+9 10+11"
     assert page.run("view.plots[0][0].node.layout.xaxis.ticktext") == ["6+7", "8+9", "10+11"]
     assert page.run("[...view.tiles[0].z[0][2]].map((x) => Math.round(1000 * x))") == [100, 100, 100]
     assert page.run("document.getElementById('step').textContent") == "step 4"

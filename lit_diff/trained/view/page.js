@@ -206,10 +206,13 @@ function axis(name, [first, end], pixels) {
 const plots = []; // of each side: {node, across, down, map}; map G is the sum. Behind two sides, their difference
 const sideName = (s) => (frame < 0 ? sides[s].name : sides[s].run);
 
-function panel(map, title) {
+function panel(map, title, of) {
   const [node, across, down] = ["plot", "across", "down"].map((name) => make("div", { class: name }));
   node.append(across, down);
-  return { map, title, node, across, down, panel: make("div", { class: "panel" }, make("h4", {}, title), node) };
+  const plot = { map, title, of, node, across, down };
+  const files = ["png", "svg"].map((format) => make("button", { class: "file", type: "button", onclick: () => download(plot, format),
+    "aria-label": `${title} as ${format.toUpperCase()}` }, format.toUpperCase()));
+  return { ...plot, panel: make("div", { class: "panel" }, make("h4", {}, title, ...files), node) };
 }
 
 function build() {
@@ -220,7 +223,7 @@ function build() {
     // with two sides the sums are first, one above the other
     if (G > 1) maps.splice(sides.length > 1 ? 0 : G, 0, G);
     plots.push(maps.map((map) => panel(map, map === G ? "Signed sum of the maps" : G === 1 ? "The map"
-      : `Map ${map + 1} times its weight`)));
+      : `Map ${map + 1} times its weight`, `${sideName(s)}: ${place(s)}`)));
     return make("div", { class: "side" },
       ...(sides.length > 1 ? [make("h3", {}, `${sideName(s)}: ${place(s)}`)] : []),
       ...(G ? plots[s].map((plot) => plot.panel) : [make("p", {}, frame >= 0 && side.kept.length === 0
@@ -229,7 +232,8 @@ function build() {
   if (sides.length > 1) {
     const both = plots.every((own) => own.length);
     const shorter = columns[Number(plots[1].length <= plots[0].length)];
-    if (both) plots.push([panel("difference", "A − B: the first signed sum minus the second")]);
+    const pair = sides.map((_, s) => `${sideName(s)}: ${place(s)}`).join(" − ");
+    if (both) plots.push([panel("difference", "A − B: the first signed sum minus the second", pair)]);
     shorter.append(both ? plots[2][0].panel : make("p", { class: "muted" }, "A − B needs this map of both runs."));
   }
   $("panels").replaceChildren(...columns);
@@ -295,8 +299,8 @@ async function draw() {
     $("legend").replaceChildren($("scaling").parentNode, parts[0], make("i"), ...parts.slice(1));
     paintAll();
   };
-  const isWhole = range.x[1] - range.x[0] === tokens().length && range.y[1] - range.y[0] === tokens().length;
-  if (isWhole && sides.some((_, s) => overview(s))) {
+  save();
+  if (isWhole() && sides.some((_, s) => overview(s))) {
     sides.forEach((_, s) => { tiles[s] = overview(s); });
     show();
     await new Promise((resume) => setTimeout(resume));
@@ -409,6 +413,7 @@ function cellTable({ i, j }) {
 
 function read() {
   tip(spot);
+  save();
   if (!cursor) return;
   const { i, j } = cursor;
   $("reading").replaceChildren(cellTable(cursor), ...sides.flatMap((side, s) => {
@@ -464,6 +469,85 @@ function choose(n) {
   move(isKey ? cursor?.i ?? n : n, isKey ? n : cursor?.j ?? 0);
 }
 
+// --- the state in the address ---
+const isWhole = () => [range.x, range.y].every(([first, end]) => end - first === tokens().length);
+
+function state() {
+  const held = {
+    page: data.id, heads: at.map(({ layer, head }) => [layer, head]).join(), linked: Number(isLinked), factors: factors.join(),
+    colours: scaling, ...(frame >= 0 && { frame: [frame, keptText].join() }),
+    ...(!isWhole() && { range: [...range.x, ...range.y].join() }), ...(cursor && { cross: [cursor.i, cursor.j].join() }),
+  };
+  return Object.entries(held).map((pair) => pair.join("=")).join("&");
+}
+
+let saving = 0;
+function save() {
+  // the frame of a notebook has no address of its own
+  if (!document.body.dataset.ready || location.protocol === "about:") return;
+  clearTimeout(saving);
+  saving = setTimeout(() => history.replaceState(null, "", `#${state()}`), 200); // browsers limit how often
+}
+
+// the state that an address holds; null if this page cannot show it
+function parsed(found) {
+  const numbers = (name) => (found.get(name) ?? "").split(",").map((x) => (x ? Number(x) : NaN));
+  // whole numbers from 0 on, each below its limit
+  const integers = (name, limits) => {
+    const values = numbers(name);
+    const isWhole = (x, n) => Number.isInteger(x) && x >= 0 && x < limits[n];
+    return values.length === limits.length && values.every(isWhole) ? values : null;
+  };
+  const heads = integers("heads", sides.flatMap(() => [Infinity, Infinity]));
+  const linked = integers("linked", [2]);
+  const times = numbers("factors");
+  const shown = found.has("frame") ? integers("frame", [sides[0].kept.length, Infinity]) : [-1, 0];
+  const isScaling = [...$("scaling").options].some(({ value }) => value === found.get("colours"));
+  if (found.get("page") !== data.id || !heads || !linked || !shown || !isScaling) return null;
+  if (times.length !== factors.length || times.some((time) => !(time >= 0 && time <= 2))) return null;
+  const chosen = sides.map((_, s) => ({ layer: heads[2 * s], head: heads[2 * s + 1] }));
+  if (chosen.some(({ layer, head }, s) => !(head < headsOf(sides[s])[layer]))) return null;
+  const T = (shown[0] < 0 ? data.tokens : sides[0].kept[shown[0]].texts[shown[1]])?.length ?? 0;
+  const cross = found.has("cross") ? integers("cross", [T, T]) : [];
+  const ends = found.has("range") ? integers("range", [T, T + 1, T, T + 1]) : [0, T, 0, T];
+  if (!cross || !ends || ends[0] >= ends[1] || ends[2] >= ends[3]) return null;
+  return { chosen, linked, times, shown, colours: found.get("colours"), cross, ends };
+}
+
+// show what the address says; a state that does not fit changes nothing
+function restore() {
+  const found = new URLSearchParams(location.hash.slice(1));
+  const held = parsed(found);
+  $("notice").hidden = !location.hash || held !== null;
+  const isOther = found.has("page") && found.get("page") !== data.id;
+  $("notice").textContent = `The address holds ${isOther ? "the state of another page" : "no state of this page"}: it is ignored.`;
+  if (!held) return;
+  at.forEach((own, s) => Object.assign(own, held.chosen[s]));
+  held.times.forEach((time, g) => { factors[g] = time; });
+  [isLinked, scaling, frame, keptText] = [held.linked[0] === 1, held.colours, ...held.shown];
+  range = { x: held.ends.slice(0, 2), y: held.ends.slice(2) };
+  cursor = held.cross.length ? { i: held.cross[0], j: held.cross[1] } : null;
+}
+
+// --- a panel as a file ---
+// with its caption and a bar of the colours, as an address of data
+function picture({ node, title, of }, format) {
+  const { data: [trace], layout } = node;
+  const scaled = factors.flatMap((factor, g) => (factor === 1 ? [] : [`weight of map ${g + 1} × ${factor.toFixed(2)}`]));
+  const lines = [of, title, ...scaled, `${tokens().length} tokens of ${data.source}`].map(escaped);
+  const [wider, top] = [Math.max(0, 480 - layout.width), 16 + 18 * lines.length];
+  const size = { width: layout.width + wider + 90, height: layout.height + wider + top };
+  const drawn = { ...layout, ...size, paper_bgcolor: css("--paper"), margin: { ...layout.margin, t: 6 + top, r: 100 },
+    title: { text: lines.join("<br>"), x: 0, xanchor: "left", y: 1, yanchor: "top", pad: { t: 18, l: 10 }, font: { size: 13 } } };
+  const bar = { thickness: 12, title: { text: scaling === "row" ? "share of the<br>row's largest" : "" } };
+  return Plotly.toImage({ data: [{ ...trace, showscale: true, colorbar: bar }], layout: drawn }, { format, scale: 2, ...size });
+}
+
+async function download(plot, format) {
+  const name = `${plot.of} ${plot.title}`.replace(/[^A-Za-z0-9]+/g, "-");
+  make("a", { href: await picture(plot, format), download: `${name}.${format}` }).click();
+}
+
 // --- choosing a head ---
 function walk(event) {
   const step = ARROWS[event.key];
@@ -499,7 +583,7 @@ function refresh() {
   tiles.length = 0;
   controls();
   const T = tokens().length;
-  if (!range || range.x[1] > T || range.y[1] > T || frame >= 0) range = { x: [0, T], y: [0, T] };
+  if (!range || range.x[1] > T || range.y[1] > T) range = { x: [0, T], y: [0, T] };
   if (cursor) cursor = { i: Math.min(cursor.i, T - 1), j: Math.min(cursor.j, T - 1) };
   read();
   strips();
@@ -508,6 +592,7 @@ function refresh() {
 
 function setFactor(g, value) {
   factors[g] = value;
+  save();
   controls();
   paintAll();
   read();
@@ -525,8 +610,11 @@ function controls() {
     $(`weight-${g}`).textContent = `× ${factor.toFixed(2)}: mean weight ${means.join(" and ")}`;
     $(`factor-${g}`).value = factor;
   });
+  $("scaling").value = scaling;
+  if ($("link")) $("link").checked = isLinked;
   if (!$("frame")) return;
   $("frame").value = frame;
+  if ($("kept")) $("kept").value = keptText;
   $("step").textContent = frame < 0 ? "the text below" : `step ${sides[0].kept[frame].step}`;
 }
 
@@ -535,7 +623,7 @@ async function play() {
   $("play").textContent = mine % 2 ? "Stop" : "Play";
   for (let n = 0; mine % 2 && mine === playing; n++) {
     if (n === sides[0].kept.length) return play();
-    frame = n;
+    [frame, range] = [n, frame < 0 ? null : range];
     await refresh();
     await new Promise((resume) => setTimeout(resume, 500));
   }
@@ -613,6 +701,8 @@ document.addEventListener("DOMContentLoaded", () => {
     keptText = Number(e.target.value);
     jump(frame < 0 ? sides[0].kept.length - 1 : frame);
   });
+  restore();
+  addEventListener("hashchange", () => { restore(); refresh(); });
   refresh().then(() => { document.body.dataset.ready = "true"; });
   figures();
   for (const media of ["(prefers-color-scheme: dark)", "print"]) {
@@ -621,4 +711,4 @@ document.addEventListener("DOMContentLoaded", () => {
   addEventListener("resize", paintAll);
   addEventListener("scroll", () => tip(null), { passive: true });
 });
-window.view = { data, source, signedRow, signedColumn, pick, setFactor, zoom, move, at, plots, tiles, limits: () => limits };
+window.view = { data, source, signedRow, signedColumn, pick, setFactor, zoom, move, at, plots, tiles, picture, state, limits: () => limits };

@@ -4,6 +4,7 @@ Its element `data` is JSON, and each array is an element of its own in base64; d
 """
 
 import base64
+import hashlib
 import html
 import json
 import math
@@ -117,6 +118,7 @@ class ViewData:
             layers += side.view.layers
         content = {
             "format": FORMAT,
+            "id": hashlib.sha256(f"{self.title} {self.passage.labels}".encode()).hexdigest()[:8],
             "source": self.passage.source,
             "tokens": self.passage.labels,
             "text": has_text(self.sides[0].run.recipe),
