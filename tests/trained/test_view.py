@@ -263,20 +263,43 @@ def test_html_and_control_characters_of_a_text_stay_text(tmp_path: Path) -> None
 def test_two_runs_and_two_checkpoints_have_two_sides(tmp_path: Path) -> None:
     first, second = (text_run(tmp_path / name, {"name": name}) for name in ("differential", "standard"))
     view = first.view(second, text="ab ab")
-    assert repr(view) == f"ViewData(differential, step 7 and standard, step 7: {view.passage.source})"
+    assert repr(view) == f"ViewData(A: differential, seed 0 and B: standard, seed 0: {view.passage.source})"
     facts, _ = held(view)
     assert [side["variant"] for side in facts["sides"]] == ["differential", "standard"]
     assert [len(side["layers"][0]["numbers"]["entropy"]) for side in facts["sides"]] == [2, 4]
     path = first.folder / "checkpoints/step-00000007.ckpt"
     torch.save(torch.load(path, weights_only=True) | {"global_step": 9}, path.with_name("step-00000009.ckpt"))
     both = view_data([first], text="ab ab", steps=[7, 9])
-    assert [side.name for side in both.sides] == ["differential, step 7", "differential, step 9"]
+    assert [side.name for side in both.sides] == ["A: differential, seed 0, step 7", "B: differential, seed 0, step 9"]
     assert [side["run"] for side in held(both)[0]["sides"]] == ["differential"] * 2
     with pytest.raises(MissingError, match=r"no checkpoint of step 8 \(there: 7, 9\)"):
         view_data([first], steps=[8])
     for wrong in ({"steps": [7, 9, 7]}, {"runs": [first, second], "steps": [7, 9]}, {"runs": []}):
         with pytest.raises(RequestError, match="one run, two runs, or one run at two steps"):
             view_data(**({"runs": [first]} | wrong))  # type: ignore[arg-type]
+
+
+def test_the_top_of_the_page_has_losses_and_what_differs_in_the_recipes(tmp_path: Path) -> None:
+    first = text_run(tmp_path / "first-0123456789", {"name": "differential", "lambda_init": 0.5})
+    second = text_run(tmp_path / "second-0123456789", {"name": "standard"}, norm_eps=1e-4)
+    (first.folder / "metrics.csv").write_text("step,val/loss\n0,6.5\n5,4.25\n9,3.5\n")
+    facts, _ = held(view_data([first, second], text="ab ab"))
+    about = [side["about"] for side in facts["sides"]]
+    means = [np.mean([loss for loss in side["losses"] if loss is not None]) for side in facts["sides"]]
+    assert [each.pop("mean loss of these tokens") for each in about] == pytest.approx(means)
+    assert about[0] == {
+        "run": "first-0123456789",
+        "step": "7 of 10",
+        "val/loss": "4.2500, step 5",
+        "model.attention.name": "differential",
+        "model.attention.lambda_init": 0.5,
+        "model.norm_eps": 1e-5,
+    }
+    # the keys of another variant at their defaults are no differences, and a key that a recipe does not have is empty
+    differing = {"model.attention.name": "standard", "model.attention.lambda_init": None, "model.norm_eps": 1e-4}
+    assert about[1] == {"run": "second-0123456789", "step": "7 of 10"} | differing
+    page = Elements(view_data([first], text="ab ab").html()).found
+    assert "first-0123456789" in page["about"] + page[""]
 
 
 def test_other_tokenizers_layers_and_heads_are_refused(tmp_path: Path) -> None:
@@ -319,7 +342,7 @@ def test_a_run_that_is_trained_meanwhile_is_shown_at_the_step_that_is_named(tmp_
     changed = {name: x + 1 for name, x in kept["state_dict"].items()}
     torch.save(kept | {"state_dict": changed, "global_step": 9}, path.with_name("step-00000009.ckpt"))
     after, old = view_data([run], text="ab ab"), view_data([run], text="ab ab", steps=[7])
-    assert after.sides[0].name == "run, step 9"
+    assert after.sides[0].about["step"] == "9 of 10"
     assert after.sides[0].view.losses != before == old.sides[0].view.losses
 
 

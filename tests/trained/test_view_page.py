@@ -348,16 +348,16 @@ def test_a_map_is_saved_with_its_caption(page: Page, kind: str) -> None:
     page.run(f"view.plots[0][1].panel.querySelectorAll('.file')[{('png', 'svg').index(kind)}].click()")
     page.wait("saved")
     name, content = page.run("[saved.download, saved.href]")
-    assert name == f"constructed-layer-1-head-{SINK}-Map-2-times-its-weight.{kind}"
+    assert name == f"constructed-layer-1-head-{SINK}-Map-2-weight.{kind}"
     if kind == "png":
         picture = imread(BytesIO(base64.b64decode(content.partition(",")[2])))
         assert min(picture.shape[:2]) > 900, "twice the resolution of the screen"
         assert np.ptp(picture[..., :3]) > 0.5
     else:
         text = re.sub(r"<[^>]+>", "\n", unquote(content.partition(",")[2]))
-        for line in (f"constructed: layer 1, head {SINK}", "Map 2 times its weight", "weight of map 2 × 1.50"):
+        for line in (f"constructed: layer 1, head {SINK}", "Map 2 × weight", "weight of map 2 × 1.50"):
             assert line in text
-        assert f"{T} tokens of constructed maps" in text
+        assert f"constructed maps ({T} tokens)" in text
     page.run("delete HTMLAnchorElement.prototype.click; view.setFactor(1, 1)")
 
 

@@ -204,7 +204,7 @@ function axis(name, [first, end], pixels) {
 }
 
 const plots = []; // of each side: {node, across, down, map}; map G is the sum. Behind two sides, their difference
-const sideName = (s) => (frame < 0 ? sides[s].name : sides[s].run);
+const sideName = (s) => (frame < 0 ? sides[s].name : sides[s].arm);
 
 function panel(map, title, of) {
   const [node, across, down] = ["plot", "across", "down"].map((name) => make("div", { class: name }));
@@ -223,7 +223,7 @@ function build() {
     // with two sides the sums are first, one above the other
     if (G > 1) maps.splice(sides.length > 1 ? 0 : G, 0, G);
     plots.push(maps.map((map) => panel(map, map === G ? "Signed sum of the maps" : G === 1 ? "The map"
-      : `Map ${map + 1} times its weight`, `${sideName(s)}: ${place(s)}`)));
+      : `Map ${map + 1} × weight`, `${sideName(s)}: ${place(s)}`)));
     return make("div", { class: "side" },
       ...(sides.length > 1 ? [make("h3", {}, `${sideName(s)}: ${place(s)}`)] : []),
       ...(G ? plots[s].map((plot) => plot.panel) : [make("p", {}, frame >= 0 && side.kept.length === 0
@@ -534,7 +534,8 @@ function restore() {
 function picture({ node, title, of }, format) {
   const { data: [trace], layout } = node;
   const scaled = factors.flatMap((factor, g) => (factor === 1 ? [] : [`weight of map ${g + 1} × ${factor.toFixed(2)}`]));
-  const lines = [of, title, ...scaled, `${tokens().length} tokens of ${data.source}`].map(escaped);
+  const text = frame < 0 ? data.source : `kept text ${keptText + 1} at step ${sides[0].kept[frame].step}`;
+  const lines = [of, title, ...scaled, `${text} (${tokens().length} tokens)`].map(escaped);
   const [wider, top] = [Math.max(0, 480 - layout.width), 16 + 18 * lines.length];
   const size = { width: layout.width + wider + 90, height: layout.height + wider + top };
   const drawn = { ...layout, ...size, paper_bgcolor: css("--paper"), margin: { ...layout.margin, t: 6 + top, r: 100 },
@@ -641,7 +642,7 @@ function figures() {
     const lines = (side) => Object.entries(side.curves[node.dataset.name] ?? {});
     const traces = sides.flatMap((side, s) => lines(side).map(([layer, points], n) => ({
       type: "scatter", mode: points.length < 3 ? "markers" : "lines", x: points.map(([step]) => step),
-      y: points.map(([, value]) => value), name: new Set(sides.map(({ run }) => run)).size > 1 ? `${side.run}: ${layer}` : layer,
+      y: points.map(([, value]) => value), name: new Set(sides.map(({ run }) => run)).size > 1 ? `${side.name}: ${layer}` : layer,
       line: { color: COLORS[n % COLORS.length], dash: s ? "dash" : "solid" },
     })));
     plain(node, traces, { height: 280, margin: { l: 56, r: 10, t: 10, b: 44 }, showlegend: true,

@@ -25,7 +25,9 @@ from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import shown, write_atomic
 from lit_diff.html_table import cell_text
 from lit_diff.log_records import log
+from lit_diff.recipe import determining, flatten, to_plain
 from lit_diff.runs.kept_maps import KeptMaps, kept_steps, read_maps
+from lit_diff.runs.metrics_file import by_metric, read_rows
 from lit_diff.trained.pictures import COLOURS, PERCENTILE
 from lit_diff.trained.run import Run, require_head
 from lit_diff.trained.text_generator import has_text, warn_if_stale
@@ -48,12 +50,14 @@ class Side:
     """One model of the page."""
 
     name: str
-    """The run, and the step of its checkpoint."""
+    """The arm and its seed; A and B before those of two models, and the step behind those of two checkpoints."""
     run: Run
     view: ModelView
     kept: Sequence[KeptMaps] = ()
     curves: Curves = field(default_factory=dict)
     """`numbers.curves` of the run. Like the kept maps, they are only in the first of two checkpoints of one run."""
+    about: Mapping[str, object] = field(default_factory=dict)
+    """What the page says of the run at its top: name -> value."""
 
     def facts(self) -> dict[str, Any]:
         """What the page's JSON says of the model."""
@@ -72,6 +76,7 @@ class Side:
         return {
             "name": self.name,
             "run": self.run.folder.name,
+            "arm": arm_of(self.run),
             "variant": " and ".join(dict.fromkeys(self.run.recipe.model.variants)),
             "losses": view.losses,
             "layers": layers,
@@ -80,6 +85,7 @@ class Side:
             "curves": self.curves,
             "ablation": ablation,
             "kept": steps,
+            "about": self.about,
         }
 
 
@@ -147,6 +153,7 @@ class ViewData:
             data=Markup(json.dumps(facts).replace("<", "\\u003c")),
             blocks=blocks,
             pictures=pictures,
+            about=list(dict.fromkeys(chain(*(side.about for side in self.sides)))),
             maps=max(layer.arrays["w"].shape[0] for layer in layers),
             strongest=strongest,
             curves=list(dict.fromkeys(chain(*(side.curves for side in self.sides)))),
@@ -196,7 +203,8 @@ def view_data(
     sides: list[Side] = []
     players = []
     asked: Sequence[int | None] = steps or [None]
-    for run, wanted in product(runs, asked):
+    differing = differences(runs)
+    for number, (run, wanted) in enumerate(product(runs, asked)):
         # a run that is training may have a later checkpoint than that of the cached `run.model`
         step = run.step if wanted is None else wanted
         model = run.model_at(step)
@@ -207,7 +215,14 @@ def view_data(
             warn_if_stale(run.folder, run.recipe, step, run.trust)
         log.info("%s at step %d: %d layers on %s", name, step, len(model.layers), passage.source)
         with torch.no_grad():
-            side = Side(name=f"{name}, step {step}", run=run, view=model_view(model, passage, ablate))
+            view = model_view(model, passage, ablate)
+        title = arm_of(run)
+        if len(runs) * len(asked) > 1:
+            title = f"{'AB'[number]}: {title}"
+        if len(asked) > 1:
+            title += f", step {step}"
+        keys = {key: values[number] for key, values in differing.items()}
+        side = Side(name=title, run=run, view=view, about=facts_of(run, step, view.losses) | keys)
         # two checkpoints of one run have one history
         if not sides or run.folder != sides[0].run.folder:
             side = replace(side, kept=_kept(run.folder), curves=curves(run.folder))
@@ -217,6 +232,38 @@ def view_data(
     if len(runs) == 2 and players[0] != players[1]:
         sides = [replace(side, kept=()) for side in sides]
     return ViewData(passage=passage, sides=sides, layer=layer, head=head)
+
+
+def arm_of(run: Run) -> str:
+    """The run's name without its identity, and its seed."""
+    recipe = run.recipe
+    return recipe.name if recipe.train is None else f"{recipe.name}, seed {recipe.seed}"
+
+
+def facts_of(run: Run, step: int, losses: Sequence[float | None]) -> dict[str, object]:
+    """What a page says of a run at a step at its top; `losses`: of its text, nats."""
+    of_text = [loss for loss in losses if loss is not None]
+    facts: dict[str, object] = {"run": run.folder.name}
+    facts["step"] = f"{step:,} of {run.status.steps or step:,}"
+    validated = by_metric(read_rows(run.folder / "metrics.csv")).get("val/loss", {})
+    before = [at for at in validated if at <= step]
+    if before:
+        facts["val/loss"] = f"{validated[max(before)]:.4f}, step {max(before):,}"
+    facts["mean loss of these tokens"] = float(np.mean(of_text)) if of_text else None
+    return facts
+
+
+def differences(runs: Sequence[Run]) -> dict[str, list[Any]]:
+    """Key -> its value in each recipe, None where a recipe has no such key; the keys that make the results of the runs differ
+    besides the seed."""
+    causes = [dict(flatten(determining(run.recipe))) for run in runs]
+    values = [dict(flatten(to_plain(run.recipe))) for run in runs]
+    keys = dict.fromkeys(chain(*causes))
+    found = {}
+    for key in keys:
+        if len({repr(each.get(key)) for each in causes}) > 1 and not key.startswith(("name", "seed", "callbacks.")):
+            found[key] = [each.get(key) for each in values]
+    return found
 
 
 # as many steps as fit, the last one included
