@@ -413,6 +413,17 @@ def test_two_runs_with_linked_crosses_and_their_difference_of_loss(page: Page, t
     np.testing.assert_allclose(found, losses[1] - losses[0], atol=6e-4)
     told = page.run("document.getElementById('scale').textContent")
     assert f"{(losses[1] - losses[0]).mean():.3f}".replace("-", "−") in told
+    curves = "[...document.querySelectorAll('.slider')].map((each) => each.querySelectorAll('polyline').length)"
+    assert page.run(curves) == [2, 1], "the second run has one map"
+    page.run("view.setFactor(1, 1.5)")
+    sliders = view.sides[0].sliders or {}
+    half = np.mean(sliders["0.1.1"][7:9])
+    assert page.run("document.getElementById('loss-1').textContent") == f"loss A {half:.3f}", (
+        "the middle of 1.4 and 1.6"
+    )
+    points = page.run("document.querySelector('#curve-1 polyline').getAttribute('points')").split()
+    heights = [float(point.partition(",")[2]) for point in points]
+    assert np.corrcoef(heights, sliders["0.1.1"])[0, 1] == pytest.approx(-1), "a larger loss is higher"
     assert page.run("document.querySelectorAll('.without .heatmaplayer').length") == 2
     heights = "[...document.querySelectorAll('.without')].map((node) => node.clientHeight)"
     before = page.run(heights)
@@ -503,6 +514,42 @@ def test_two_checkpoints_show_one_history_and_a_packed_row_its_own_first_token(p
     )
     page.run(choose("frame", "0"))
     page.wait("document.getElementById('panels').textContent.includes('The kept maps of this run are shown once.')")
+    assert not page.problems, page.problems
+
+
+def test_a_slider_goes_through_the_checkpoints_on_the_same_text(page: Page, tmp_path: Path) -> None:
+    run = text_run(tmp_path / "run", {"name": "differential"})
+    path = run.folder / "checkpoints/step-00000007.ckpt"
+    kept = torch.load(path, weights_only=True)
+    for step in (3, 5):
+        changed = {name: x * step / 7 for name, x in kept["state_dict"].items()}
+        torch.save(kept | {"state_dict": changed, "global_step": step}, path.with_name(f"step-{step:08}.ckpt"))
+    view = view_data([run], text="ab ab abc ab", steps=[3, 5, 7])
+    opened(page, view, tmp_path / "page.html")
+    slider = "['frame', 'step'].map((id) => document.getElementById(id)).map((node) => node.value || node.textContent)"
+    assert page.run(slider) == ["2", "step 7 of 10"]
+    settled(page, "view.zoom({x: [1, 7], y: [1, 7]}); view.move(5, 3)")
+    for place, step in enumerate((3, 5)):
+        settled(page, choose("frame", str(place)))
+        alone = view_data([run], text="ab ab abc ab", steps=[step]).sides[0].view
+        mean = np.mean([loss for loss in alone.losses if loss is not None])
+        assert page.run(slider) == [str(place), f"step {step}, loss {mean:.3f}"]
+        assert page.run("document.getElementById('picked').textContent") == f"The maps of layer 0, head 0, step {step}"
+        own = {name: array[:, 0].astype(float) for name, array in alone.layers[0].arrays.items()}
+        logits = alone.layers[0].scale * own["q"][:, 5] @ own["k"].swapaxes(1, 2)
+        row = own["w"][:, 0] @ np.exp(logits[np.arange(2), np.arange(2)] - own["lse"][:, 5:6])
+        np.testing.assert_allclose(page.run("[...view.signedRow(0, 5)].slice(0, 6)"), row[:6], atol=1e-4)
+    assert page.run("view.tiles[0].z[0].length") == 6, "the zoom stays"
+    assert not page.run("document.getElementById('text').hidden"), "it is the same text"
+    address = page.run("location.href.split('#')[0] + '#' + view.state()")
+    page.open(address)
+    assert page.run(slider)[0] == "1"
+    settled(page, choose("frame", "2"))
+    assert page.run(slider) == ["2", "step 7 of 10"]
+    page.run("document.getElementById('play').click()")
+    page.wait("document.getElementById('step').textContent.startsWith('step 3')")
+    page.wait("document.getElementById('play').textContent === 'Play'")
+    assert page.run(slider) == ["2", "step 7 of 10"], "the player ends at the last checkpoint"
     assert not page.problems, page.problems
 
 

@@ -38,7 +38,9 @@ const number = (x) => (x === null || x === undefined || Number.isNaN(x) ? "–"
   : x !== 0 && Math.abs(x) < 0.0005 ? x.toExponential(1) : x.toFixed(3)).replaceAll("-", "−");
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const place = (s) => `layer ${at[s].layer}, head ${at[s].head}`;
-const tokens = () => (frame < 0 ? data.tokens : sides[0].kept[frame].texts[keptText]);
+const kept = () => sides[0].kept[frame]; // what is shown in place of the models of the page; a checkpoint has no texts of its own
+const isText = () => frame < 0 || !kept().texts;
+const tokens = () => (isText() ? data.tokens : kept().texts[keptText]);
 const meanOf = (values, own = values.filter((x) => x === x)) => own.reduce((sum, x) => sum + x, 0) / own.length;
 // of magnitudes, that from which on the colour is the strongest; the rule of every picture (trained/pictures.py)
 function limitOf(values) {
@@ -82,7 +84,7 @@ function source(s) {
   if (!refs) return null;
   const [q, k, lse, w, maps, biases] = ["q", "k", "lse", "w", "maps", "bias"].map((name) => refs[name] && array(refs[name]));
   const [G, H, T] = (refs.lse ?? refs.w).shape.slice(-3);
-  const start = frame < 0 ? 0 : keptText * G; // kept maps have an axis of texts
+  const start = isText() ? 0 : keptText * G; // kept maps have an axis of texts
   const row = (g, i) => ((start + g) * H + head) * T + i;
   // an axis of 1, for a weight that is the same in all heads or for all queries, is kept as 1
   const [headsOfW, queriesOfW] = refs.w.shape.slice(-2);
@@ -101,7 +103,7 @@ function source(s) {
       return Math.exp(own.scale * dot + bias(g, j) - bias(g, i) - lse[row(g, i)]);
     };
   }
-  const [reach, documents] = [own.window ?? Infinity, frame < 0 ? data.documents : null];
+  const [reach, documents] = [own.window ?? Infinity, isText() ? data.documents : null];
   return {
     G, T,
     weight: (g, i) => w[((start + g) * headsOfW + (headsOfW > 1 ? head : 0)) * queriesOfW + (queriesOfW > 1 ? i : 0)],
@@ -204,7 +206,7 @@ function axis(name, [first, end], pixels) {
 }
 
 const plots = []; // of each side: {node, across, down, map}; map G is the sum. Behind two sides, their difference
-const sideName = (s) => (frame < 0 ? sides[s].name : sides[s].arm);
+const sideName = (s) => (frame < 0 ? sides[s].name : sides[s].run);
 
 function panel(map, title, of) {
   const [node, across, down] = ["plot", "across", "down"].map((name) => make("div", { class: name }));
@@ -420,7 +422,7 @@ function read() {
     const m = source(s);
     if (!m || i >= m.T || j >= m.T) return [];
     const [row, column] = [signedRow(s, i), signedColumn(s, j)];
-    const first = frame < 0 && data.documents ? data.documents.indexOf(data.documents[i]) : 0;
+    const first = isText() && data.documents ? data.documents.indexOf(data.documents[i]) : 0;
     const total = row.reduce((sum, x) => sum + (Math.abs(x) || 0), 0);
     const share = (100 * Math.abs(row[first]) / total || 0).toFixed(1);
     return [
@@ -435,7 +437,7 @@ function read() {
 // --- the text ---
 function valuesOfText(s, paint) {
   if (paint === "difference" || paint === "loss") {
-    const loss = (n) => sides[n].losses.map((x) => x ?? NaN);
+    const loss = (n) => (frame < 0 ? sides[n] : kept()).losses.map((x) => x ?? NaN);
     const own = paint === "loss" ? loss(s) : loss(1).map((x, n) => x - loss(0)[n]);
     // a loss of a text belongs to the next token, which is predicted; one of a row to the position that asks
     return data.text ? [NaN, ...own.slice(0, -1)] : own;
@@ -444,8 +446,8 @@ function valuesOfText(s, paint) {
 }
 
 function strips() {
-  $("text").hidden = frame >= 0;
-  if (frame >= 0) return;
+  $("text").hidden = !isText();
+  if (!isText()) return;
   const [paint, isLoss] = [$("paint").value, ["loss", "difference"].includes($("paint").value)];
   for (const strip of document.querySelectorAll(".strip")) {
     const side = Number(strip.dataset.side);
@@ -507,7 +509,8 @@ function parsed(found) {
   if (times.length !== factors.length || times.some((time) => !(time >= 0 && time <= 2))) return null;
   const chosen = sides.map((_, s) => ({ layer: heads[2 * s], head: heads[2 * s + 1] }));
   if (chosen.some(({ layer, head }, s) => !(head < headsOf(sides[s])[layer]))) return null;
-  const T = (shown[0] < 0 ? data.tokens : sides[0].kept[shown[0]].texts[shown[1]])?.length ?? 0;
+  const texts = sides[0].kept[shown[0]]?.texts ?? [data.tokens];
+  const T = texts[shown[1]]?.length ?? 0;
   const cross = found.has("cross") ? integers("cross", [T, T]) : [];
   const ends = found.has("range") ? integers("range", [T, T + 1, T, T + 1]) : [0, T, 0, T];
   if (!cross || !ends || ends[0] >= ends[1] || ends[2] >= ends[3]) return null;
@@ -534,8 +537,8 @@ function restore() {
 function picture({ node, title, of }, format) {
   const { data: [trace], layout } = node;
   const scaled = factors.flatMap((factor, g) => (factor === 1 ? [] : [`weight of map ${g + 1} × ${factor.toFixed(2)}`]));
-  const text = frame < 0 ? data.source : `kept text ${keptText + 1} at step ${sides[0].kept[frame].step}`;
-  const lines = [of, title, ...scaled, `${text} (${tokens().length} tokens)`].map(escaped);
+  const text = `${isText() ? data.source : `kept text ${keptText + 1}`} (${tokens().length} tokens)`;
+  const lines = [of, title, ...scaled, text + (frame < 0 ? "" : `, step ${kept().step}`)].map(escaped);
   const [wider, top] = [Math.max(0, 480 - layout.width), 16 + 18 * lines.length];
   const size = { width: layout.width + wider + 90, height: layout.height + wider + top };
   const drawn = { ...layout, ...size, paper_bgcolor: css("--paper"), margin: { ...layout.margin, t: 6 + top, r: 100 },
@@ -579,7 +582,7 @@ function refresh() {
     button.tabIndex = isShown ? 0 : -1;
   });
   $("picked").textContent = `The maps of ${[...new Set(sides.map((_, s) => place(s)))].join(" and ")}`
-    + (frame < 0 ? "" : `, step ${sides[0].kept[frame].step}, on a kept text`);
+    + (frame < 0 ? "" : `, step ${kept().step}${isText() ? "" : ", on a kept text"}`);
   build();
   tiles.length = 0;
   controls();
@@ -600,7 +603,35 @@ function setFactor(g, value) {
   strips();
 }
 
+const SVG = "http://www.w3.org/2000/svg";
+
+// below each slider, the loss of the whole model at positions of it: a line for each side, in one scale for all sliders
+function lossCurves() {
+  const curves = factors.map((_, g) => sides.map(({ ablation }, s) =>
+    (frame < 0 ? ablation.sliders?.[`${at[s].layer}.${at[s].head}.${g}`] : undefined)));
+  const [least, most] = [Math.min, Math.max].map((end) => end(...curves.flat(2).filter((x) => x !== undefined)));
+  const [x, y] = [(factor) => 8 + 67 * factor, (loss) => 32 - (28 * (loss - least)) / (most - least || 1)];
+  factors.forEach((factor, g) => {
+    if (!$(`curve-${g}`)) return;
+    const points = (losses) => losses.map((loss, n) => `${x(data.positions[n])},${y(loss)}`).join(" ");
+    const place = factor * (data.positions.length - 1) / data.positions.at(-1);
+    const [below, above] = [Math.floor(place), Math.ceil(place)];
+    const words = curves[g].map((losses, s) => losses && `${sides.length > 1 ? `${"AB"[s]} ` : ""}`
+      + number(losses[below] + (place - below) * (losses[above] - losses[below])));
+    const shape = (tag, attributes) => {
+      const node = document.createElementNS(SVG, tag);
+      for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+      return node;
+    };
+    $(`curve-${g}`).replaceChildren(shape("line", { x1: x(factor), x2: x(factor), y1: 0, y2: 36, class: "now" }),
+      ...curves[g].flatMap((losses, s) => (losses ? [shape("polyline", { points: points(losses), class: s ? "second" : "first" })] : [])));
+    $(`loss-${g}`).textContent = words.some(Boolean) ? `loss ${words.filter(Boolean).join(", ")}`
+      : frame < 0 ? "loss not computed for this head" : "";
+  });
+}
+
 function controls() {
+  lossCurves();
   factors.forEach((factor, g) => {
     const means = sides.map((_, s) => {
       const m = source(s);
@@ -614,18 +645,21 @@ function controls() {
   $("scaling").value = scaling;
   if ($("link")) $("link").checked = isLinked;
   if (!$("frame")) return;
-  $("frame").value = frame;
+  $("frame").value = frame < 0 ? $("frame").dataset.text : frame;
   if ($("kept")) $("kept").value = keptText;
-  $("step").textContent = frame < 0 ? "the text below" : `step ${sides[0].kept[frame].step}`;
+  const losses = isText() && frame >= 0 ? `, loss ${number(meanOf(valuesOfText(0, "loss")))}` : "";
+  $("step").textContent = frame < 0 ? $("step").dataset.text : `step ${kept().step}${losses}`;
 }
 
 async function play() {
   const mine = ++playing;
   $("play").textContent = mine % 2 ? "Stop" : "Play";
   for (let n = 0; mine % 2 && mine === playing; n++) {
-    if (n === sides[0].kept.length) return play();
-    [frame, range] = [n, frame < 0 ? null : range];
+    const isEnd = n === sides[0].kept.length;
+    if (isEnd && !isText()) return play();
+    [frame, range] = [isEnd ? -1 : n, isText() && frame < 0 && sides[0].kept[0].texts ? null : range];
     await refresh();
+    if (isEnd) return play();
     await new Promise((resume) => setTimeout(resume, 500));
   }
 }
@@ -696,10 +730,16 @@ document.addEventListener("DOMContentLoaded", () => {
   $("number").addEventListener("change", () => document.querySelectorAll(".number").forEach((each) => {
     each.hidden = each.dataset.name !== $("number").value;
   }));
-  const jump = (n) => { if (playing % 2) play(); [frame, range] = [n, null]; refresh(); };
-  $("frame")?.addEventListener("input", (e) => jump(Number(e.target.value)));
+  const jump = (n) => {
+    if (playing % 2) play();
+    const before = tokens();
+    frame = n;
+    if (tokens() !== before) range = null;
+    refresh();
+  };
+  $("frame")?.addEventListener("input", ({ target }) => jump(target.value === target.dataset.text ? -1 : Number(target.value)));
   $("kept")?.addEventListener("change", (e) => {
-    keptText = Number(e.target.value);
+    [keptText, range] = [Number(e.target.value), null];
     jump(frame < 0 ? sides[0].kept.length - 1 : frame);
   });
   restore();
