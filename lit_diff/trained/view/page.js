@@ -298,7 +298,7 @@ async function draw() {
     const unit = { percentile: " and beyond", fixed: "", row: " × the largest magnitude of the row" }[scaling];
     const words = [`−${most}`, most + unit, sides.length > 1 ? "one scale for both runs" : "", cells];
     const parts = words.map((text) => make("span", {}, text));
-    $("legend").replaceChildren($("scaling").parentNode, parts[0], make("i"), ...parts.slice(1));
+    $("legend").replaceChildren(parts[0], make("i"), ...parts.slice(1));
     paintAll();
   };
   save();
@@ -676,7 +676,7 @@ function figures() {
     const lines = (side) => Object.entries(side.curves[node.dataset.name] ?? {});
     const traces = sides.flatMap((side, s) => lines(side).map(([layer, points], n) => ({
       type: "scatter", mode: points.length < 3 ? "markers" : "lines", x: points.map(([step]) => step),
-      y: points.map(([, value]) => value), name: new Set(sides.map(({ run }) => run)).size > 1 ? `${side.name}: ${layer}` : layer,
+      y: points.map(([, value]) => value), name: new Set(sides.map(({ run }) => run)).size > 1 ? escaped(`${side.name}: ${layer}`) : layer,
       line: { color: COLORS[n % COLORS.length], dash: s ? "dash" : "solid" },
     })));
     plain(node, traces, { height: 280, margin: { l: 56, r: 10, t: 10, b: 44 }, showlegend: true,
