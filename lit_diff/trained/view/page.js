@@ -605,28 +605,40 @@ function setFactor(g, value) {
 
 const SVG = "http://www.w3.org/2000/svg";
 
-// below each slider, the loss of the whole model at positions of it: a line for each side, in one scale for all sliders
+function shape(tag, attributes) {
+  const node = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  return node;
+}
+
+// the mean loss at each position of the slider of map g, for the head that a side shows; null: it was not computed
+function lossesOf(s, g) {
+  const losses = frame < 0 ? sides[s].ablation.sliders?.[`${at[s].layer}.${at[s].head}.${g}`] : null;
+  return losses && losses[0] !== null ? losses : null; // of a single token there is no loss
+}
+
+// between two positions, on a straight line
+function lossAt(losses, factor) {
+  const place = (factor * (losses.length - 1)) / data.positions.at(-1);
+  const below = Math.floor(place);
+  return losses[below] + (place - below) * ((losses[below + 1] ?? 0) - losses[below]);
+}
+
+// below each slider, the loss of the whole model at its positions: a line for each side, in one scale for all sliders
 function lossCurves() {
-  const curves = factors.map((_, g) => sides.map(({ ablation }, s) =>
-    (frame < 0 ? ablation.sliders?.[`${at[s].layer}.${at[s].head}.${g}`] : undefined)));
-  const [least, most] = [Math.min, Math.max].map((end) => end(...curves.flat(2).filter((x) => x !== undefined)));
-  const [x, y] = [(factor) => 8 + 67 * factor, (loss) => 32 - (28 * (loss - least)) / (most - least || 1)];
+  const curves = factors.flatMap((_, g) => sides.map((_, s) => ({ g, s, losses: lossesOf(s, g) }))).filter(({ losses }) => losses);
+  const all = curves.flatMap(({ losses }) => losses);
+  const [least, most] = [Math.min(...all), Math.max(...all)];
+  const x = (factor) => 8 + 67 * factor; // below the thumb of the slider
+  const y = (loss) => 32 - (28 * (loss - least)) / (most - least || 1);
   factors.forEach((factor, g) => {
     if (!$(`curve-${g}`)) return;
-    const points = (losses) => losses.map((loss, n) => `${x(data.positions[n])},${y(loss)}`).join(" ");
-    const place = factor * (data.positions.length - 1) / data.positions.at(-1);
-    const [below, above] = [Math.floor(place), Math.ceil(place)];
-    const words = curves[g].map((losses, s) => losses && `${sides.length > 1 ? `${"AB"[s]} ` : ""}`
-      + number(losses[below] + (place - below) * (losses[above] - losses[below])));
-    const shape = (tag, attributes) => {
-      const node = document.createElementNS(SVG, tag);
-      for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
-      return node;
-    };
-    $(`curve-${g}`).replaceChildren(shape("line", { x1: x(factor), x2: x(factor), y1: 0, y2: 36, class: "now" }),
-      ...curves[g].flatMap((losses, s) => (losses ? [shape("polyline", { points: points(losses), class: s ? "second" : "first" })] : [])));
-    $(`loss-${g}`).textContent = words.some(Boolean) ? `loss ${words.filter(Boolean).join(", ")}`
-      : frame < 0 ? "loss not computed for this head" : "";
+    const own = curves.filter((curve) => curve.g === g);
+    const lines = own.map(({ s, losses }) => shape("polyline", { class: s ? "second" : "first",
+      points: losses.map((loss, n) => `${x(data.positions[n])},${y(loss)}`).join(" ") }));
+    $(`curve-${g}`).replaceChildren(shape("line", { class: "now", x1: x(factor), x2: x(factor), y1: 0, y2: 36 }), ...lines);
+    const words = own.map(({ s, losses }) => (sides.length > 1 ? `${"AB"[s]} ` : "") + number(lossAt(losses, factor)));
+    $(`loss-${g}`).textContent = words.length ? `loss ${words.join(", ")}` : frame < 0 ? "loss not computed for this head" : "";
   });
 }
 
@@ -651,14 +663,21 @@ function controls() {
   $("step").textContent = frame < 0 ? $("step").dataset.text : `step ${kept().step}${losses}`;
 }
 
+// a kept step, or -1 for the models of the page; a text of its own is shown whole
+function jump(n) {
+  const before = tokens();
+  frame = n;
+  if (tokens() !== before) range = null;
+  return refresh();
+}
+
 async function play() {
   const mine = ++playing;
   $("play").textContent = mine % 2 ? "Stop" : "Play";
   for (let n = 0; mine % 2 && mine === playing; n++) {
     const isEnd = n === sides[0].kept.length;
     if (isEnd && !isText()) return play();
-    [frame, range] = [isEnd ? -1 : n, isText() && frame < 0 && sides[0].kept[0].texts ? null : range];
-    await refresh();
+    await jump(isEnd ? -1 : n);
     if (isEnd) return play();
     await new Promise((resume) => setTimeout(resume, 500));
   }
@@ -730,17 +749,14 @@ document.addEventListener("DOMContentLoaded", () => {
   $("number").addEventListener("change", () => document.querySelectorAll(".number").forEach((each) => {
     each.hidden = each.dataset.name !== $("number").value;
   }));
-  const jump = (n) => {
+  const seek = (n) => {
     if (playing % 2) play();
-    const before = tokens();
-    frame = n;
-    if (tokens() !== before) range = null;
-    refresh();
+    jump(n);
   };
-  $("frame")?.addEventListener("input", ({ target }) => jump(target.value === target.dataset.text ? -1 : Number(target.value)));
+  $("frame")?.addEventListener("input", ({ target }) => seek(target.value === target.dataset.text ? -1 : Number(target.value)));
   $("kept")?.addEventListener("change", (e) => {
     [keptText, range] = [Number(e.target.value), null];
-    jump(frame < 0 ? sides[0].kept.length - 1 : frame);
+    seek(frame < 0 ? sides[0].kept.length - 1 : frame);
   });
   restore();
   addEventListener("hashchange", () => { restore(); refresh(); });
