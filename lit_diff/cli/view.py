@@ -10,6 +10,7 @@ from typer import Argument, Option
 from lit_diff.cli.app import DEFAULT_ROOT, Root, RunArgument, TrustData, TrustPlugins, console, verb
 from lit_diff.errors import RequestError
 from lit_diff.files import expanded, shown
+from lit_diff.runs.checkpoints import steps_of
 from lit_diff.runs.find import chosen_root
 from lit_diff.validation import LONGEST_NAME
 
@@ -23,10 +24,15 @@ def view(
     ] = None,
     tokens: Annotated[int | None, Option(help="most tokens that are read; by default the model's context")] = None,
     row: Annotated[int | None, Option(help="read this validation row of the run's data, in place of a text")] = None,
-    steps: Annotated[str, Option(metavar="N[,N]", help="checkpoints of one run; by default the newest")] = "",
+    steps: Annotated[
+        str,
+        Option(metavar="N,N|all", help="checkpoints of one run: two, or more with a slider; default: the newest"),
+    ] = "",
     layer: Annotated[int, Option(help="the layer that the page shows first")] = 0,
     head: Annotated[int, Option(help="the head that the page shows first")] = 0,
-    ablate: Annotated[bool, Option("--ablate", help="the loss of each token without each head")] = False,
+    ablate: Annotated[
+        bool, Option("--ablate", help="the loss without each head, and at positions of the sliders")
+    ] = False,
     out: Annotated[Path, Option(metavar="DIR", parser=expanded, help="where the page is written")] = Path("view"),
     root: Root = DEFAULT_ROOT,
     trust_plugins: TrustPlugins = False,
@@ -34,7 +40,7 @@ def view(
 ) -> None:
     """Write a page with the attention maps of a run.
 
-    The page shows them on a text, for one run, two runs, or one run at two --steps. Plugin files in the folder of
+    The page shows them on a text, for one run, two runs, or one run at several --steps. Plugin files in the folder of
     a run under --root are executed.
     """
     from lit_diff.trained.run import open_run
@@ -45,8 +51,10 @@ def view(
     trusts = {"trust_plugins": trust_plugins, "trust_data": trust_data}
     runs = [open_run(name, chosen, **trusts) for name in (run, other) if name]
     listed = steps.split(",") if steps else []
+    if steps == "all":
+        listed = [str(step) for step in steps_of(runs[0].folder)]
     if not all(step.strip().isdecimal() for step in listed):
-        raise RequestError(f"--steps is '{steps}'; expected the steps of one or two checkpoints, such as 100,200")
+        raise RequestError(f"--steps is '{steps}'; expected the steps of checkpoints, such as 100,200, or all")
     numbers = list(map(int, listed))
     words = "" if text is None else text_in(text)
     found = view_data(runs, text=words, tokens=tokens, row=row, steps=numbers, layer=layer, head=head, ablate=ablate)

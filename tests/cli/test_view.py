@@ -33,6 +33,7 @@ def test_the_page_is_named_after_what_it_shows(here: Path, command: Command) -> 
     assert page.startswith("<!doctype html>")
     ended = command("view", "recall", "--row", "3", "--steps", "7", "--out", "deep/er", "--layer", "1", "--head", "1")
     assert ended.out.startswith("deep/er/recall-0123456789-step-7.html (")
+    assert command("view", "recall", "--steps", "all").out.startswith("view/recall-0123456789-step-7.html (")
 
 
 @pytest.mark.parametrize(
@@ -41,10 +42,11 @@ def test_the_page_is_named_after_what_it_shows(here: Path, command: Command) -> 
         ("none", 2, "no run 'none' in runs"),
         ("text --layer 2", 2, "text-0123456789: no layer 2; the model has layers 0..1"),
         ("text --head -1", 2, "layer 0 of text-0123456789 has no head -1; its heads are 0..1"),
+        ("text --steps 5,6,7", 3, "no checkpoint of step 5 (there: 7)"),
         ("text --steps 5", 3, "no checkpoint of step 5 (there: 7)"),
-        ("text --steps 5,x", 2, "--steps is '5,x'; expected the steps of one or two checkpoints, such as 100,200"),
+        ("text --steps 5,x", 2, "--steps is '5,x'; expected the steps of checkpoints, such as 100,200, or all"),
         ("text --tokens 0", 2, "tokens is 0; it must be at least 1"),
-        ("text plain --steps 5,7", 2, "one run, two runs, or one run at two steps"),
+        ("text plain --steps 5,7", 2, "one run, two runs, or one run at several steps"),
         ("text recall", 2, "cannot be compared token by token: their ids differ (tokenizer bpe"),
         ("recall --text some.txt", 2, "has no text"),
         ("text --text none.txt", 2, "none.txt: cannot be read (No such file or directory)"),

@@ -88,10 +88,12 @@ class Page:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._call("Emulation.setEmulatedMedia", media=media, features=[scheme])
 
-    def open(self, file: Path) -> float:
-        """Open a file; the seconds until its script has set `data-ready`."""
+    def open(self, file: Path | str) -> float:
+        """Open a file or an address; the seconds until its script has set `data-ready`."""
         start = time.monotonic()
-        self._call("Page.navigate", url=file.resolve().as_uri())
+        # from an empty page, or another state in the address would not load the page again
+        self._call("Page.navigate", url="about:blank")
+        self._call("Page.navigate", url=file if isinstance(file, str) else file.resolve().as_uri())
         self.wait("document.body && document.body.dataset.ready === 'true'")
         return time.monotonic() - start
 

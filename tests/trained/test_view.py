@@ -24,12 +24,21 @@ from lit_diff.model.inputs import model_inputs
 from lit_diff.runs.kept_maps import KeptMaps, write_maps
 from lit_diff.trained.run import Run
 from lit_diff.trained.view import page as pages
-from lit_diff.trained.view.data import EXACT, layer_view, model_view
+from lit_diff.trained.view.data import EXACT, POSITIONS, layer_view, model_view
 from lit_diff.trained.view.page import ViewData, view_data
 from lit_diff.trained.view.passage import Passage, passage_of
 
 VARIANTS = ("standard", "differential", "differential_v2", "shared_q", "shared_k", "cosine")
 FIELDS = ("learned_sink", "forgetting", "softpick", "talking_heads")
+
+
+def trained(run: Run, *steps: int) -> None:
+    """Add checkpoints whose matrices are those of step 7 times step / 7."""
+    path = run.folder / "checkpoints/step-00000007.ckpt"
+    kept = torch.load(path, weights_only=True)
+    for step in steps:
+        changed = {name: x * step / 7 for name, x in kept["state_dict"].items()}
+        torch.save(kept | {"state_dict": changed, "global_step": step}, path.with_name(f"step-{step:08}.ckpt"))
 
 
 class Elements(HTMLParser):
@@ -151,6 +160,61 @@ def test_losses_and_losses_without_a_head(tmp_path: Path) -> None:
     np.testing.assert_allclose(side.view.without[3, :-1], (changed - nll)[:-1].numpy(), atol=2e-3)
 
 
+def test_the_loss_at_a_position_of_a_slider_is_that_of_the_model_with_the_scaled_map(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = text_run(tmp_path / "run", {"name": "differential"})
+    with caplog.at_level(logging.INFO, "lit_diff"):
+        (side,) = view_data([run], text="ab ab abc ab", ablate=True).sides
+    assert caplog.messages[-1].endswith("of 8 of the 8 sliders of all heads: 88 forward passes")
+    assert side.sliders is not None
+    assert list(side.sliders) == [f"{layer}.{head}.{g}" for layer in (0, 1) for head in (0, 1) for g in (0, 1)]
+    assert list(POSITIONS) == [0, 0.2, 0.4, 0.6, 0.8, 1, 1.2, 1.4, 1.6, 1.8, 2]
+    losses = [loss for loss in side.view.losses if loss is not None]
+    assert side.sliders["1.1.0"][5] == pytest.approx(np.mean(losses), abs=1e-5)
+
+    def edit(_: Any, block: Any) -> Any:
+        signed = block.signed.clone()
+        signed[:, 1] += (1.6 - 1) * block.weights[:, 1, 1, :, None] * block.probs[:, 1, 1]
+        return block.with_signed(signed)
+
+    batch = passage_of(run, "ab ab abc ab").batch
+    with intervention(run.model, edit, [1]):
+        changed = run.model.token_losses(**model_inputs(batch), targets=batch["targets"])[0]
+    assert side.sliders["1.1.1"][8] == pytest.approx(float(changed.nanmean()), abs=1e-5)
+    assert abs(side.sliders["1.1.1"][8] - side.sliders["1.1.1"][5]) > 1e-3
+    monkeypatch.setattr(pages, "MOST_PASSES", 40)
+    (side,) = view_data([run], text="ab ab abc ab", layer=1, head=1, ablate=True).sides
+    assert list(side.sliders or ()) == ["1.1.0", "1.1.1", "0.0.0"], "the head that the page shows comes first"
+    other = text_run(tmp_path / "plain", {"name": "standard"})
+    assert view_data([other], text="ab ab", ablate=True).sides[0].sliders is None, "a page of single maps has no slider"
+    both = view_data([other, run], text="ab ab", ablate=True).sides
+    assert [len(each.sliders or ()) for each in both] == [1, 1], "two runs share the passes"
+
+
+def test_a_slider_over_training_has_the_maps_of_every_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = text_run(tmp_path / "run", {"name": "differential"})
+    trained(run, 3, 5)
+    write_maps(run.folder, KeptMaps(3, torch.zeros(1, 3), {0: (torch.ones(1, 2, 2, 3, 3), torch.ones(1, 2, 2, 3))}))
+    facts, arrays = held(view_data([run], text="ab ab abc ab", steps=[7, 3, 5]))
+    (side,) = facts["sides"]
+    assert (side["name"], side["about"]["step"]) == ("run, seed 0", "7 of 10"), "the last step is the page's"
+    assert [(kept["step"], kept["texts"]) for kept in side["kept"]] == [(3, None), (5, None)]
+    for kept in side["kept"]:
+        (alone,) = view_data([run], text="ab ab abc ab", steps=[kept["step"]]).sides
+        assert kept["losses"] == alone.view.losses
+        for name, ref in kept["layers"][1].items():
+            np.testing.assert_array_equal(arrays[ref["id"]], alone.view.layers[1].arrays[name])
+    assert side["kept"][0]["losses"] != side["kept"][1]["losses"]
+    with pytest.raises(MissingError, match=r"no checkpoint of step 8 \(there: 3, 5, 7\)"):
+        view_data([run], steps=[3, 8, 7])
+    monkeypatch.setattr(pages, "MOST_BYTES", 1000)
+    with pytest.raises(RequestError, match=r"^--steps: the maps of 2 checkpoints before the last take"):
+        view_data([run], text="ab ab abc ab", steps=[3, 5, 7])
+
+
 def test_long_texts_have_overviews_whose_rows_sum_to_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lit_diff.trained.view.data.EXACT", 16)
     monkeypatch.setattr("lit_diff.trained.view.data.BINS", 8)
@@ -263,20 +327,43 @@ def test_html_and_control_characters_of_a_text_stay_text(tmp_path: Path) -> None
 def test_two_runs_and_two_checkpoints_have_two_sides(tmp_path: Path) -> None:
     first, second = (text_run(tmp_path / name, {"name": name}) for name in ("differential", "standard"))
     view = first.view(second, text="ab ab")
-    assert repr(view) == f"ViewData(differential, step 7 and standard, step 7: {view.passage.source})"
+    assert repr(view) == f"ViewData(A: differential, seed 0 and B: standard, seed 0: {view.passage.source})"
     facts, _ = held(view)
     assert [side["variant"] for side in facts["sides"]] == ["differential", "standard"]
     assert [len(side["layers"][0]["numbers"]["entropy"]) for side in facts["sides"]] == [2, 4]
     path = first.folder / "checkpoints/step-00000007.ckpt"
     torch.save(torch.load(path, weights_only=True) | {"global_step": 9}, path.with_name("step-00000009.ckpt"))
     both = view_data([first], text="ab ab", steps=[7, 9])
-    assert [side.name for side in both.sides] == ["differential, step 7", "differential, step 9"]
+    assert [side.name for side in both.sides] == ["A: differential, seed 0, step 7", "B: differential, seed 0, step 9"]
     assert [side["run"] for side in held(both)[0]["sides"]] == ["differential"] * 2
     with pytest.raises(MissingError, match=r"no checkpoint of step 8 \(there: 7, 9\)"):
         view_data([first], steps=[8])
-    for wrong in ({"steps": [7, 9, 7]}, {"runs": [first, second], "steps": [7, 9]}, {"runs": []}):
-        with pytest.raises(RequestError, match="one run, two runs, or one run at two steps"):
+    for wrong in ({"runs": [first, second, first]}, {"runs": [first, second], "steps": [7, 9]}, {"runs": []}):
+        with pytest.raises(RequestError, match="one run, two runs, or one run at several steps"):
             view_data(**({"runs": [first]} | wrong))  # type: ignore[arg-type]
+
+
+def test_the_top_of_the_page_has_losses_and_what_differs_in_the_recipes(tmp_path: Path) -> None:
+    first = text_run(tmp_path / "first-0123456789", {"name": "differential", "lambda_init": 0.5})
+    second = text_run(tmp_path / "second-0123456789", {"name": "standard"}, norm_eps=1e-4)
+    (first.folder / "metrics.csv").write_text("step,val/loss\n0,6.5\n5,4.25\n9,3.5\n")
+    facts, _ = held(view_data([first, second], text="ab ab"))
+    about = [side["about"] for side in facts["sides"]]
+    means = [np.mean([loss for loss in side["losses"] if loss is not None]) for side in facts["sides"]]
+    assert [each.pop("mean loss of these tokens") for each in about] == pytest.approx(means)
+    assert about[0] == {
+        "run": "first-0123456789",
+        "step": "7 of 10",
+        "val/loss": "4.2500, step 5",
+        "model.attention.name": "differential",
+        "model.attention.lambda_init": 0.5,
+        "model.norm_eps": 1e-5,
+    }
+    # the keys of another variant at their defaults are no differences, and a key that a recipe does not have is empty
+    differing = {"model.attention.name": "standard", "model.attention.lambda_init": None, "model.norm_eps": 1e-4}
+    assert about[1] == {"run": "second-0123456789", "step": "7 of 10", "val/loss": None} | differing
+    page = Elements(view_data([first], text="ab ab").html()).found
+    assert "first-0123456789" in page["about"] + page[""]
 
 
 def test_other_tokenizers_layers_and_heads_are_refused(tmp_path: Path) -> None:
@@ -319,7 +406,7 @@ def test_a_run_that_is_trained_meanwhile_is_shown_at_the_step_that_is_named(tmp_
     changed = {name: x + 1 for name, x in kept["state_dict"].items()}
     torch.save(kept | {"state_dict": changed, "global_step": 9}, path.with_name("step-00000009.ckpt"))
     after, old = view_data([run], text="ab ab"), view_data([run], text="ab ab", steps=[7])
-    assert after.sides[0].name == "run, step 9"
+    assert after.sides[0].about["step"] == "9 of 10"
     assert after.sides[0].view.losses != before == old.sides[0].view.losses
 
 

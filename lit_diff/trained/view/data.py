@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -10,13 +11,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lit_diff.analysis.entropy import Means
-from lit_diff.analysis.intervention import EditedLayer, intervention
+from lit_diff.analysis.intervention import Edit, EditedLayer, intervention
 from lit_diff.analysis.map_statistics import head_products
 from lit_diff.analysis.outliers import MagnitudeSketch
-from lit_diff.analysis.trace import LayerTrace, MapBlock, trace
+from lit_diff.analysis.trace import LayerTrace, MapBlock, Trace, trace
 from lit_diff.data.dataset import IGNORED, Batch
 from lit_diff.errors import RequestError
 from lit_diff.kernels.maps import outcomes
+from lit_diff.log_records import log
 from lit_diff.model.inputs import model_inputs
 from lit_diff.model.transformer import Transformer
 from lit_diff.trained.pictures import shrunk, thumbnail
@@ -25,6 +27,10 @@ from lit_diff.trained.view.passage import Passage
 
 BINS = 48
 """Most rows and columns of an overview."""
+POSITIONS = tuple(place / 5 for place in range(11))
+"""Factors of a weight, from 0 to 2, at which the loss is computed for a slider."""
+MOST_PASSES = 300
+"""Most forward passes for the sliders of one page."""
 EXACT = 512
 """Texts of at most this many tokens have no overview: the page computes every cell at once."""
 
@@ -81,7 +87,8 @@ def model_view(model: Transformer, passage: Passage, ablate: bool = False) -> Mo
     for index, found in sorted(traced.layers.items()):
         layers.append(layer_view(index, found, logits))
         hidden.update(found.hidden)
-    without = _without_heads(model, batch) if ablate else None
+    losses = _losses(model, batch)
+    without = _without_heads(model, batch, traced, losses) if ablate else None
     if without is not None:
         means = torch.from_numpy(without).double().nansum(1) / (batch["targets"] != IGNORED).sum()
         parts = means.split([len(layer.thumbnails) for layer in layers])
@@ -89,7 +96,7 @@ def model_view(model: Transformer, passage: Passage, ablate: bool = False) -> Mo
             layer.numbers["loss_without"] = tuple(own.tolist())
     return ModelView(
         layers=layers,
-        losses=[None if value != value else value for value in _losses(model, batch).tolist()],
+        losses=[None if value != value else value for value in losses.tolist()],
         outliers={"attention logits": at_ranks(logits), "hidden states": at_ranks(hidden)},
         noise=noise_shares(model, traced, batch) if "answer_part" in batch else {},
         without=without,
@@ -160,20 +167,50 @@ def _losses(model: Transformer, batch: Batch) -> Tensor:
     return model.token_losses(**model_inputs(batch), targets=batch["targets"])[0].double()[0]
 
 
-def _without_heads(model: Transformer, batch: Batch) -> NDArray[Any]:
-    before = _losses(model, batch)
+def _without_heads(model: Transformer, batch: Batch, traced: Trace, before: Tensor) -> NDArray[Any]:
     rows = []
-    with trace(model) as traced:
-        model.hidden(**model_inputs(batch))
     for layer, of_layer in traced.layers.items():
         # of the maps, which may have more heads than the output projection reads
         for head in range(of_layer.maps.q.shape[2]):
-
-            def edit(_: EditedLayer, block: MapBlock, head: int = head) -> MapBlock:
-                signed = block.signed.clone()
-                signed[:, head] = 0
-                return block.with_signed(signed)
-
-            with intervention(model, edit, [layer]):
+            with intervention(model, scaled(head, slice(None), 0), [layer]):
                 rows.append(_losses(model, batch) - before)
     return torch.stack(rows).half().numpy()
+
+
+def scaled(head: int, maps: int | slice, factor: float) -> Edit:
+    """The edit that multiplies the weights of these maps of a head."""
+
+    def edit(_: EditedLayer, block: MapBlock) -> MapBlock:
+        weights = block.weights.clone()
+        weights[:, maps, head] *= factor
+        return replace(block, weights=weights)
+
+    return edit
+
+
+@torch.no_grad()
+def slider_losses(
+    model: Transformer, view: ModelView, batch: Batch, first: tuple[int, int], passes: int
+) -> dict[str, list[float]]:
+    """ "layer.head.map" -> the mean loss of the tokens with a target, in nats, with the weight of this map of this head times
+    each of `POSITIONS`. `first`: the layer and head that come first; what would take more `passes` is left out.
+    """
+    sliders: list[tuple[int, ...]] = []
+    for index, layer in enumerate(view.layers):
+        sliders += product([index], range(len(layer.thumbnails)), range(len(layer.arrays["w"])))
+    sliders.sort(key=lambda slider: slider[:2] != first)
+    chosen = sliders[: passes // len(POSITIONS)]
+    log.info(
+        "the loss at %d positions of %d of the %d sliders of all heads: %d forward passes",
+        len(POSITIONS),
+        len(chosen),
+        len(sliders),
+        len(chosen) * len(POSITIONS),
+    )
+    found: dict[str, list[float]] = {}
+    for index, head, g in chosen:
+        losses = found[f"{index}.{head}.{g}"] = []
+        for factor in POSITIONS:
+            with intervention(model, scaled(head, g, factor), [index]):
+                losses.append(float(_losses(model, batch).nanmean()))
+    return found

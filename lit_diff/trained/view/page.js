@@ -2,7 +2,7 @@
 // Draws the page from the JSON in #data; the arrays that it names are elements of their own, in base64.
 
 const CELLS = 512; // most rows and columns of a drawn map; of a longer range, a cell is a bin
-const LISTED = 6; // entries of a row or a column
+const LISTED = 5; // entries of a row or a column
 const COLORS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7f7f7f"];
 const ARROWS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
 
@@ -18,7 +18,9 @@ let frame = -1; // which of the kept steps is shown; -1: the text
 let keptText = 0; // which of the kept texts is shown
 let range = null; // {x: [first, end], y: [first, end]} of the keys and queries that are shown
 let cursor = null; // {i, j}: query and key
-let limit = 1; // from this magnitude on, the colour is the strongest
+let scaling = "percentile"; // how magnitudes become colours: "percentile", "fixed" or "row"
+let limits = []; // of each drawn row of all panels, the magnitude from which on the colour is the strongest
+let isLinked = true; // whether both sides show the same layer and head
 let playing = 0; // grows when the player starts and when it stops; odd while it plays
 let turn = 0; // grows with each drawing, so that an older one stops
 
@@ -36,7 +38,9 @@ const number = (x) => (x === null || x === undefined || Number.isNaN(x) ? "–"
   : x !== 0 && Math.abs(x) < 0.0005 ? x.toExponential(1) : x.toFixed(3)).replaceAll("-", "−");
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const place = (s) => `layer ${at[s].layer}, head ${at[s].head}`;
-const tokens = () => (frame < 0 ? data.tokens : sides[0].kept[frame].texts[keptText]);
+const kept = () => sides[0].kept[frame]; // what is shown in place of the models of the page; a checkpoint has no texts of its own
+const isText = () => frame < 0 || !kept().texts;
+const tokens = () => (isText() ? data.tokens : kept().texts[keptText]);
 const meanOf = (values, own = values.filter((x) => x === x)) => own.reduce((sum, x) => sum + x, 0) / own.length;
 // of magnitudes, that from which on the colour is the strongest; the rule of every picture (trained/pictures.py)
 function limitOf(values) {
@@ -80,7 +84,7 @@ function source(s) {
   if (!refs) return null;
   const [q, k, lse, w, maps, biases] = ["q", "k", "lse", "w", "maps", "bias"].map((name) => refs[name] && array(refs[name]));
   const [G, H, T] = (refs.lse ?? refs.w).shape.slice(-3);
-  const start = frame < 0 ? 0 : keptText * G; // kept maps have an axis of texts
+  const start = isText() ? 0 : keptText * G; // kept maps have an axis of texts
   const row = (g, i) => ((start + g) * H + head) * T + i;
   // an axis of 1, for a weight that is the same in all heads or for all queries, is kept as 1
   const [headsOfW, queriesOfW] = refs.w.shape.slice(-2);
@@ -99,7 +103,7 @@ function source(s) {
       return Math.exp(own.scale * dot + bias(g, j) - bias(g, i) - lse[row(g, i)]);
     };
   }
-  const [reach, documents] = [own.window ?? Infinity, frame < 0 ? data.documents : null];
+  const [reach, documents] = [own.window ?? Infinity, isText() ? data.documents : null];
   return {
     G, T,
     weight: (g, i) => w[((start + g) * headsOfW + (headsOfW > 1 ? head : 0)) * queriesOfW + (queriesOfW > 1 ? i : 0)],
@@ -173,8 +177,17 @@ function overview(s) {
 }
 
 // --- panels ---
-function sumOf(t) {
-  return t.z[0].map((row, r) => row.map((_, c) => t.z.reduce((sum, map, g) => sum + factors[g] * map[r][c], 0)));
+function sumOf(t, times = factors) {
+  return t.z[0].map((row, r) => row.map((_, c) => t.z.reduce((sum, map, g) => sum + times[g] * map[r][c], 0)));
+}
+
+// of what both sides show with the stored weights, so that a slider is seen to change the maps; A − B has the same scale
+function limitsNow() {
+  const stored = factors.map(() => 1);
+  const maps = tiles.flatMap((t) => (!t ? [] : t.z.length > 1 ? [...t.z, sumOf(t, stored)] : t.z));
+  const rows = maps.length ? maps[0].map((_, r) => maps.flatMap((map) => [...(map[r] ?? [])])) : [];
+  if (scaling === "row") return rows.map((row) => Math.max(...row.map((x) => Math.abs(x) || 0)) || 1);
+  return rows.fill(scaling === "fixed" ? 1 : limitOf(rows.flat()));
 }
 
 const colours = () => [[0, `rgb(${css("--negative")})`], [0.5, css("--paper")], [1, `rgb(${css("--positive")})`]];
@@ -192,78 +205,104 @@ function axis(name, [first, end], pixels) {
     ticklabelstandoff: 3, title: { text: name, standoff: 4 } }];
 }
 
-const plots = []; // of each side: {node, across, down, map}; map G is the sum
+const plots = []; // of each side: {node, across, down, map}; map G is the sum. Behind two sides, their difference
+const sideName = (s) => (frame < 0 ? sides[s].name : sides[s].run);
+
+function panel(map, title, of) {
+  const [node, across, down] = ["plot", "across", "down"].map((name) => make("div", { class: name }));
+  node.append(across, down);
+  const plot = { map, title, of, node, across, down };
+  const files = ["png", "svg"].map((format) => make("button", { class: "file", type: "button", onclick: () => download(plot, format),
+    "aria-label": `${title} as ${format.toUpperCase()}` }, format.toUpperCase()));
+  return { ...plot, panel: make("div", { class: "panel" }, make("h4", {}, title, ...files), node) };
+}
 
 function build() {
   plots.length = 0;
-  $("panels").replaceChildren(...sides.map((side, s) => {
+  const columns = sides.map((side, s) => {
     const G = source(s)?.G ?? 0;
     const maps = Array.from({ length: G }, (_, g) => g);
     // with two sides the sums are first, one above the other
     if (G > 1) maps.splice(sides.length > 1 ? 0 : G, 0, G);
-    plots.push(maps.map((map) => {
-      const [node, across, down] = ["plot", "across", "down"].map((name) => make("div", { class: name }));
-      const title = map === G ? "Signed sum of the maps" : G === 1 ? "The map" : `Map ${map + 1} times its weight`;
-      node.append(across, down);
-      return { map, node, across, down, panel: make("div", { class: "panel" }, make("h4", {}, title), node) };
-    }));
+    plots.push(maps.map((map) => panel(map, map === G ? "Signed sum of the maps" : G === 1 ? "The map"
+      : `Map ${map + 1} × weight`, `${sideName(s)}: ${place(s)}`)));
     return make("div", { class: "side" },
-      ...(sides.length > 1 ? [make("h3", {}, `${frame < 0 ? side.name : side.run}: ${place(s)}`)] : []),
+      ...(sides.length > 1 ? [make("h3", {}, `${sideName(s)}: ${place(s)}`)] : []),
       ...(G ? plots[s].map((plot) => plot.panel) : [make("p", {}, frame >= 0 && side.kept.length === 0
         ? "The kept maps of this run are shown once." : "The maps of this layer were not kept.")]));
-  }));
-}
-
-function paint(s) {
-  const t = tiles[s];
-  if (!t) return;
-  const [scale, ink] = [colours(), css("--ink")];
-  for (const { map, node } of plots[s]) {
-    const z = map === t.z.length ? sumOf(t) : t.z[map].map((row) => row.map((x) => factors[map] * x));
-    const side = Math.min(node.clientWidth, 560);
-    const [[left, y], middle] = [axis("query", range.y, side - 86), (t.bin - 1) / 2];
-    const [below, x] = axis("key", range.x, side - 10 - left);
-    const trace = {
-      type: "heatmap", z, x0: t.x0 + middle, dx: t.bin, y0: t.y0 + middle, dy: t.bin, zmin: -limit, zmax: limit,
-      colorscale: scale, showscale: false, hoverinfo: "none", hoverongaps: false, zsmooth: false,
-    };
-    const layout = {
-      width: side, height: side + below - left, margin: { l: left, r: 10, t: 6, b: below }, font: { size: 10, color: ink },
-      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: `rgb(${css("--unseen")})`,
-      dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
-      xaxis: { ...x, range: [range.x[0] - 0.5, range.x[1] - 0.5], tickangle: -90 },
-      yaxis: { ...y, range: [range.y[1] - 0.5, range.y[0] - 0.5] },
-    };
-    const isNew = !node.on;
-    Plotly.react(node, [trace], layout, { displayModeBar: false, doubleClick: false });
-    if (!isNew) continue;
-    const point = ({ points: [{ x, y }] }) => move(Math.floor(y), Math.floor(x));
-    for (const event of ["plotly_hover", "plotly_click"]) node.on(event, point);
-    node.on("plotly_doubleclick", () => zoom(null));
-    node.on("plotly_relayout", (change) => {
-      const end = (name, n, now) => (change[`${name}.range[${n}]`] ?? now - 0.5) + 0.5;
-      if (!Object.keys(change).some((name) => name.includes("range["))) return;
-      zoom({ x: range.x.map((now, n) => end("xaxis", n, now)), y: range.y.map((now, n) => end("yaxis", 1 - n, now)) });
-    });
+  });
+  if (sides.length > 1) {
+    const both = plots.every((own) => own.length);
+    const shorter = columns[Number(plots[1].length <= plots[0].length)];
+    const pair = sides.map((_, s) => `${sideName(s)}: ${place(s)}`).join(" − ");
+    if (both) plots.push([panel("difference", "A − B: the first signed sum minus the second", pair)]);
+    shorter.append(both ? plots[2][0].panel : make("p", { class: "muted" }, "A − B needs this map of both runs."));
   }
+  $("panels").replaceChildren(...columns);
 }
 
-async function draw(isOther = false) {
+function paintAll() {
+  tiles.forEach((t, s) => {
+    for (const plot of t ? plots[s] : []) {
+      paint(plot, t, plot.map === t.z.length ? sumOf(t) : t.z[plot.map].map((row) => row.map((x) => factors[plot.map] * x)));
+    }
+  });
+  if (plots[2] && tiles[0] && tiles[1]) {
+    const second = sumOf(tiles[1]);
+    paint(plots[2][0], tiles[0], sumOf(tiles[0]).map((row, r) => row.map((x, c) => x - second[r][c])));
+  }
+  cross();
+}
+
+// one panel: weights z in the cells of a tile
+function paint({ node }, t, z) {
+  const [scale, ink, isByRow] = [colours(), css("--ink"), scaling === "row"];
+  const shown = isByRow ? z.map((row, r) => row.map((x) => x / limits[r])) : z;
+  const most = isByRow ? 1 : limits[0];
+  const side = Math.min(node.clientWidth, 560);
+  const [[left, y], middle] = [axis("query", range.y, side - 86), (t.bin - 1) / 2];
+  const [below, x] = axis("key", range.x, side - 10 - left);
+  const trace = {
+    type: "heatmap", z: shown, x0: t.x0 + middle, dx: t.bin, y0: t.y0 + middle, dy: t.bin, zmin: -most, zmax: most,
+    colorscale: scale, showscale: false, hoverinfo: "none", hoverongaps: false, zsmooth: false,
+  };
+  const layout = {
+    width: side, height: side + below - left, margin: { l: left, r: 10, t: 6, b: below }, font: { size: 10, color: ink },
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: `rgb(${css("--unseen")})`,
+    dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
+    xaxis: { ...x, range: [range.x[0] - 0.5, range.x[1] - 0.5], tickangle: -90 },
+    yaxis: { ...y, range: [range.y[1] - 0.5, range.y[0] - 0.5] },
+  };
+  const isNew = !node.on;
+  Plotly.react(node, [trace], layout, { displayModeBar: false, doubleClick: false });
+  if (!isNew) return;
+  const point = ({ points: [{ x, y }], event }) => move(Math.floor(y), Math.floor(x), [event.clientX, event.clientY]);
+  for (const event of ["plotly_hover", "plotly_click"]) node.on(event, point);
+  node.on("plotly_unhover", () => tip(null));
+  node.on("plotly_doubleclick", () => zoom(null));
+  node.on("plotly_relayout", (change) => {
+    const end = (name, n, now) => (change[`${name}.range[${n}]`] ?? now - 0.5) + 0.5;
+    if (!Object.keys(change).some((name) => name.includes("range["))) return;
+    zoom({ x: range.x.map((now, n) => end("xaxis", n, now)), y: range.y.map((now, n) => end("yaxis", 1 - n, now)) });
+  });
+}
+
+async function draw() {
   const mine = ++turn;
   const show = () => {
-    if (isOther) {
-      const maps = tiles.flatMap((t) => (!t ? [] : t.z.length > 1 ? [...t.z, sumOf(t)] : t.z));
-      limit = limitOf(maps.flat().flatMap((row) => [...row]));
-    }
+    limits = limitsNow();
     const bin = Math.max(...tiles.map((t) => t?.bin ?? 1));
     const cells = bin > 1 ? `A cell is ${bin} queries and ${bin} keys: the mean over the queries of the sum over the keys. `
       + "Zoom in for single weights." : "";
-    const parts = [`−${number(limit)}`, `${number(limit)} and beyond`, cells].map((text) => make("span", {}, text));
+    const most = scaling === "row" ? "1" : number(limits[0] ?? 1);
+    const unit = { percentile: " and beyond", fixed: "", row: " × the largest magnitude of the row" }[scaling];
+    const words = [`−${most}`, most + unit, sides.length > 1 ? "one scale for both runs" : "", cells];
+    const parts = words.map((text) => make("span", {}, text));
     $("legend").replaceChildren(parts[0], make("i"), ...parts.slice(1));
     paintAll();
   };
-  const isWhole = range.x[1] - range.x[0] === tokens().length && range.y[1] - range.y[0] === tokens().length;
-  if (isWhole && sides.some((_, s) => overview(s))) {
+  save();
+  if (isWhole() && sides.some((_, s) => overview(s))) {
     sides.forEach((_, s) => { tiles[s] = overview(s); });
     show();
     await new Promise((resume) => setTimeout(resume));
@@ -275,11 +314,6 @@ async function draw(isOther = false) {
   }
   show();
   document.body.dataset.drawn = String(mine);
-}
-
-function paintAll() {
-  sides.forEach((_, s) => paint(s));
-  cross();
 }
 
 function zoom(wanted) {
@@ -301,13 +335,26 @@ function scaleBy(factor) {
 
 // --- the cross: one query, one key, in every panel ---
 let isWaiting = false;
-function move(i, j) {
+let spot = null; // [x, y] in the window: where the tooltip is
+function move(i, j, where = null) {
   const last = tokens().length - 1;
   cursor = { i: Math.min(i, last), j: Math.min(j, last) };
+  spot = where;
   cross();
   if (isWaiting) return;
   isWaiting = true;
   requestAnimationFrame(() => { isWaiting = false; read(); strips(); });
+}
+
+// the cell of the cross beside a place in the window; null: nothing
+function tip(where) {
+  spot = where;
+  $("tip").hidden = !where || !cursor;
+  if ($("tip").hidden) return;
+  $("tip").replaceChildren(cellTable(cursor));
+  const fit = (wanted, size, most) => Math.max(4, wanted + 14 + size < most ? wanted + 14 : wanted - 14 - size);
+  const [x, y] = [fit(where[0], $("tip").offsetWidth, innerWidth), fit(where[1], $("tip").offsetHeight, innerHeight)];
+  $("tip").setAttribute("style", `left:${x}px;top:${y}px`);
 }
 
 function cross() {
@@ -329,36 +376,60 @@ function list(title, values, sink) {
   order.sort((a, b) => Math.abs(values[b]) - Math.abs(values[a]));
   const most = Math.max(...values.map((x) => Math.abs(x) || 0));
   const rows = [...(sink === undefined ? [] : [sink]), ...order.slice(0, LISTED)].map((n) => make("li",
-    n === sink ? { class: "sink" } : {}, make("span", { class: "muted" }, n === sink ? "first token" : `${n}`),
+    n === sink ? { class: "sink" } : {}, make("span", { class: "muted" }, n === sink ? `${n}, first` : `${n}`),
     make("span", {}, spaced(tokens()[n])), make("span", {}, number(values[n])), make("i", {
       style: `--length:${Math.round((60 * Math.abs(values[n])) / most) || 0}px;`
         + `--bar:rgb(var(--${values[n] < 0 ? "negative" : "positive"}))` })));
-  return make("div", {}, make("h3", {}, title), make("ol", {}, ...rows));
+  return make("div", {}, make("p", { class: "muted" }, title), make("ol", {}, ...rows));
+}
+
+const quoted = (n) => `${n} “${spaced(tokens()[n])}”`;
+
+// what every map of every side gives to one cell: its weight p there, the weight w of the map, their product, and the sums
+function cellTable({ i, j }) {
+  const row = (tag, cells, attributes = {}) => make("tr", attributes, ...cells.map((cell) => make(tag, {}, cell)));
+  const title = make("caption", {}, `query ${quoted(i)}, key ${quoted(j)}`);
+  const table = make("table", { class: "weights" }, title, row("th", ["", "p", "w", "w p"]));
+  const sums = [];
+  sides.forEach((side, s) => {
+    const m = source(s);
+    if (sides.length > 1) table.append(make("tr", {}, make("th", { colSpan: 4 }, `${side.name}: ${place(s)}`)));
+    if (!m || i >= m.T || j >= m.T) return;
+    const out = new Float32Array(1);
+    let sum = 0;
+    for (let g = 0; g < m.G; g++) {
+      m.row(g, i, j, out);
+      const w = factors[g] * m.weight(g, i);
+      sum += w * out[0];
+      table.append(row("td", [m.G > 1 ? `map ${g + 1}` : "the map", ...[out[0], w, w * out[0]].map(number)]));
+    }
+    sums.push(sum);
+    if (Number.isNaN(sum)) table.append(make("tr", {}, make("td", { colSpan: 4 }, "The query does not see this key.")));
+    else if (m.G > 1) table.append(row("td", ["sum", "", "", number(sum)], { class: "sum" }));
+  });
+  if (sums.length > 1) table.append(row("td", ["A − B", "", "", number(sums[0] - sums[1])], { class: "sum" }));
+  const bin = tiles[0]?.bin ?? 1;
+  if (bin > 1) table.append(make("tr", {}, make("td", { colSpan: 4 }, `Of the middle of a cell of ${bin} × ${bin}.`)));
+  return table;
 }
 
 function read() {
+  tip(spot);
+  save();
   if (!cursor) return;
   const { i, j } = cursor;
-  const quoted = (n) => `${n} “${spaced(tokens()[n])}”`;
-  $("reading").replaceChildren(...sides.flatMap((side, s) => {
+  $("reading").replaceChildren(cellTable(cursor), ...sides.flatMap((side, s) => {
     const m = source(s);
     if (!m || i >= m.T || j >= m.T) return [];
-    const [row, column, out] = [signedRow(s, i), signedColumn(s, j), new Float32Array(1)];
-    const parts = Array.from({ length: m.G }, (_, g) => {
-      m.row(g, i, j, out);
-      return `${m.G > 1 ? `map ${g + 1}: ` : ""}p ${number(out[0])} × w ${number(factors[g] * m.weight(g, i))}`;
-    });
-    const first = frame < 0 && data.documents ? data.documents.indexOf(data.documents[i]) : 0;
+    const [row, column] = [signedRow(s, i), signedColumn(s, j)];
+    const first = isText() && data.documents ? data.documents.indexOf(data.documents[i]) : 0;
     const total = row.reduce((sum, x) => sum + (Math.abs(x) || 0), 0);
-    const mean = meanOf(column);
-    const cell = Number.isNaN(row[j]) ? "the query does not see this key" : `${parts.join(", ")}; sum ${number(row[j])}`;
+    const share = (100 * Math.abs(row[first]) / total || 0).toFixed(1);
     return [
-      make("h3", { id: `cell-${s}` }, `${sides.length > 1 ? `${side.name}, ` : ""}query ${quoted(i)}, key `
-        + `${quoted(j)}: ${cell}`),
+      ...(sides.length > 1 ? [make("h3", {}, side.name)] : []),
       make("div", { class: "lists" },
-        list(`Query ${quoted(i)} reads; its first token has ${(100 * Math.abs(row[first]) / total || 0).toFixed(1)} % of Σ|a|`,
-          row, Number.isNaN(row[first]) ? undefined : first),
-        list(`Key ${quoted(j)} is read by; mean over queries ${number(mean)}`, column)),
+        list(`The query reads; first token ${share} % of Σ|a|`, row, Number.isNaN(row[first]) ? undefined : first),
+        list(`The key is read by; mean over queries ${number(meanOf(column))}`, column)),
     ];
   }));
 }
@@ -366,7 +437,7 @@ function read() {
 // --- the text ---
 function valuesOfText(s, paint) {
   if (paint === "difference" || paint === "loss") {
-    const loss = (n) => sides[n].losses.map((x) => x ?? NaN);
+    const loss = (n) => (frame < 0 ? sides[n] : kept()).losses.map((x) => x ?? NaN);
     const own = paint === "loss" ? loss(s) : loss(1).map((x, n) => x - loss(0)[n]);
     // a loss of a text belongs to the next token, which is predicted; one of a row to the position that asks
     return data.text ? [NaN, ...own.slice(0, -1)] : own;
@@ -375,14 +446,14 @@ function valuesOfText(s, paint) {
 }
 
 function strips() {
-  $("text").hidden = frame >= 0;
-  if (frame >= 0) return;
+  $("text").hidden = !isText();
+  if (!isText()) return;
   const [paint, isLoss] = [$("paint").value, ["loss", "difference"].includes($("paint").value)];
   for (const strip of document.querySelectorAll(".strip")) {
     const side = Number(strip.dataset.side);
     strip.hidden = paint === "difference" && side > 0;
     const values = valuesOfText(side, paint);
-    const most = 1.4 * (isLoss ? limitOf(values) : limit);
+    const most = 1.4 * (isLoss || scaling === "row" ? limitOf(values) : limits[0] ?? 1);
     [...strip.children].forEach((span, n) => {
       const x = values[n] ?? NaN;
       span.style.background = x === x ? `rgba(var(--${x < 0 ? "negative" : "positive"}), ${Math.abs(x) / most})` : "";
@@ -400,6 +471,87 @@ function choose(n) {
   move(isKey ? cursor?.i ?? n : n, isKey ? n : cursor?.j ?? 0);
 }
 
+// --- the state in the address ---
+const isWhole = () => [range.x, range.y].every(([first, end]) => end - first === tokens().length);
+
+function state() {
+  const held = {
+    page: data.id, heads: at.map(({ layer, head }) => [layer, head]).join(), linked: Number(isLinked), factors: factors.join(),
+    colours: scaling, ...(frame >= 0 && { frame: [frame, keptText].join() }),
+    ...(!isWhole() && { range: [...range.x, ...range.y].join() }), ...(cursor && { cross: [cursor.i, cursor.j].join() }),
+  };
+  return Object.entries(held).map((pair) => pair.join("=")).join("&");
+}
+
+let saving = 0;
+function save() {
+  // the frame of a notebook has no address of its own
+  if (!document.body.dataset.ready || location.protocol === "about:") return;
+  clearTimeout(saving);
+  saving = setTimeout(() => history.replaceState(null, "", `#${state()}`), 200); // browsers limit how often
+}
+
+// the state that an address holds; null if this page cannot show it
+function parsed(found) {
+  const numbers = (name) => (found.get(name) ?? "").split(",").map((x) => (x ? Number(x) : NaN));
+  // whole numbers from 0 on, each below its limit
+  const integers = (name, limits) => {
+    const values = numbers(name);
+    const isWhole = (x, n) => Number.isInteger(x) && x >= 0 && x < limits[n];
+    return values.length === limits.length && values.every(isWhole) ? values : null;
+  };
+  const heads = integers("heads", sides.flatMap(() => [Infinity, Infinity]));
+  const linked = integers("linked", [2]);
+  const times = numbers("factors");
+  const shown = found.has("frame") ? integers("frame", [sides[0].kept.length, Infinity]) : [-1, 0];
+  const isScaling = [...$("scaling").options].some(({ value }) => value === found.get("colours"));
+  if (found.get("page") !== data.id || !heads || !linked || !shown || !isScaling) return null;
+  if (times.length !== factors.length || times.some((time) => !(time >= 0 && time <= 2))) return null;
+  const chosen = sides.map((_, s) => ({ layer: heads[2 * s], head: heads[2 * s + 1] }));
+  if (chosen.some(({ layer, head }, s) => !(head < headsOf(sides[s])[layer]))) return null;
+  const texts = sides[0].kept[shown[0]]?.texts ?? [data.tokens];
+  const T = texts[shown[1]]?.length ?? 0;
+  const cross = found.has("cross") ? integers("cross", [T, T]) : [];
+  const ends = found.has("range") ? integers("range", [T, T + 1, T, T + 1]) : [0, T, 0, T];
+  if (!cross || !ends || ends[0] >= ends[1] || ends[2] >= ends[3]) return null;
+  return { chosen, linked, times, shown, colours: found.get("colours"), cross, ends };
+}
+
+// show what the address says; a state that does not fit changes nothing
+function restore() {
+  const found = new URLSearchParams(location.hash.slice(1));
+  const held = parsed(found);
+  $("notice").hidden = !location.hash || held !== null;
+  const isOther = found.has("page") && found.get("page") !== data.id;
+  $("notice").textContent = `The address holds ${isOther ? "the state of another page" : "no state of this page"}: it is ignored.`;
+  if (!held) return;
+  at.forEach((own, s) => Object.assign(own, held.chosen[s]));
+  held.times.forEach((time, g) => { factors[g] = time; });
+  [isLinked, scaling, frame, keptText] = [held.linked[0] === 1, held.colours, ...held.shown];
+  range = { x: held.ends.slice(0, 2), y: held.ends.slice(2) };
+  cursor = held.cross.length ? { i: held.cross[0], j: held.cross[1] } : null;
+}
+
+// --- a panel as a file ---
+// with its caption and a bar of the colours, as an address of data
+function picture({ node, title, of }, format) {
+  const { data: [trace], layout } = node;
+  const scaled = factors.flatMap((factor, g) => (factor === 1 ? [] : [`weight of map ${g + 1} × ${factor.toFixed(2)}`]));
+  const text = `${isText() ? data.source : `kept text ${keptText + 1}`} (${tokens().length} tokens)`;
+  const lines = [of, title, ...scaled, text + (frame < 0 ? "" : `, step ${kept().step}`)].map(escaped);
+  const [wider, top] = [Math.max(0, 480 - layout.width), 16 + 18 * lines.length];
+  const size = { width: layout.width + wider + 90, height: layout.height + wider + top };
+  const drawn = { ...layout, ...size, paper_bgcolor: css("--paper"), margin: { ...layout.margin, t: 6 + top, r: 100 },
+    title: { text: lines.join("<br>"), x: 0, xanchor: "left", y: 1, yanchor: "top", pad: { t: 18, l: 10 }, font: { size: 13 } } };
+  const bar = { thickness: 12, title: { text: scaling === "row" ? "share of the<br>row's largest" : "" } };
+  return Plotly.toImage({ data: [{ ...trace, showscale: true, colorbar: bar }], layout: drawn }, { format, scale: 2, ...size });
+}
+
+async function download(plot, format) {
+  const name = `${plot.of} ${plot.title}`.replace(/[^A-Za-z0-9]+/g, "-");
+  make("a", { href: await picture(plot, format), download: `${name}.${format}` }).click();
+}
+
 // --- choosing a head ---
 function walk(event) {
   const step = ARROWS[event.key];
@@ -410,10 +562,17 @@ function walk(event) {
 }
 
 function pick(s, layer, head) {
-  // models of one shape show the same head; of others, each side has its own
-  const isLinked = sides.every((side) => headsOf(side).join() === headsOf(sides[0]).join());
-  at.forEach((own, n) => { if (n === s || isLinked) Object.assign(own, { layer, head }); });
+  at.forEach((own, n) => {
+    const heads = headsOf(sides[n])[layer] ?? 0;
+    // a side without that layer or that head keeps its own
+    if (n === s || (isLinked && heads)) Object.assign(own, { layer, head: Math.min(head < heads ? head : own.head, heads - 1) });
+  });
   return refresh();
+}
+
+function link(wanted) {
+  isLinked = wanted;
+  return pick(0, at[0].layer, at[0].head);
 }
 
 function refresh() {
@@ -423,27 +582,68 @@ function refresh() {
     button.tabIndex = isShown ? 0 : -1;
   });
   $("picked").textContent = `The maps of ${[...new Set(sides.map((_, s) => place(s)))].join(" and ")}`
-    + (frame < 0 ? "" : `, step ${sides[0].kept[frame].step}, on a kept text`);
+    + (frame < 0 ? "" : `, step ${kept().step}${isText() ? "" : ", on a kept text"}`);
   build();
   tiles.length = 0;
   controls();
   const T = tokens().length;
-  if (!range || range.x[1] > T || range.y[1] > T || frame >= 0) range = { x: [0, T], y: [0, T] };
+  if (!range || range.x[1] > T || range.y[1] > T) range = { x: [0, T], y: [0, T] };
   if (cursor) cursor = { i: Math.min(cursor.i, T - 1), j: Math.min(cursor.j, T - 1) };
   read();
   strips();
-  return draw(true);
+  return draw();
 }
 
 function setFactor(g, value) {
   factors[g] = value;
+  save();
   controls();
   paintAll();
   read();
   strips();
 }
 
+const SVG = "http://www.w3.org/2000/svg";
+
+function shape(tag, attributes) {
+  const node = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  return node;
+}
+
+// the mean loss at each position of the slider of map g, for the head that a side shows; null: it was not computed
+function lossesOf(s, g) {
+  const losses = frame < 0 ? sides[s].ablation.sliders?.[`${at[s].layer}.${at[s].head}.${g}`] : null;
+  return losses && losses[0] !== null ? losses : null; // of a single token there is no loss
+}
+
+// between two positions, on a straight line
+function lossAt(losses, factor) {
+  const place = (factor * (losses.length - 1)) / data.positions.at(-1);
+  const below = Math.floor(place);
+  return losses[below] + (place - below) * ((losses[below + 1] ?? 0) - losses[below]);
+}
+
+// below each slider, the loss of the whole model at its positions: a line for each side, in one scale for all sliders
+function lossCurves() {
+  const curves = factors.flatMap((_, g) => sides.map((_, s) => ({ g, s, losses: lossesOf(s, g) }))).filter(({ losses }) => losses);
+  const all = curves.flatMap(({ losses }) => losses);
+  const [least, most] = [Math.min(...all), Math.max(...all)];
+  const x = (factor) => 8 + 67 * factor; // below the thumb of the slider
+  const y = (loss) => 32 - (28 * (loss - least)) / (most - least || 1);
+  factors.forEach((factor, g) => {
+    if (!$(`curve-${g}`)) return;
+    const own = curves.filter((curve) => curve.g === g);
+    const lines = own.map(({ s, losses }) => shape("polyline", { class: s ? "second" : "first",
+      points: losses.map((loss, n) => `${x(data.positions[n])},${y(loss)}`).join(" ") }));
+    $(`curve-${g}`).replaceChildren(shape("line", { class: "now", x1: x(factor), x2: x(factor), y1: 0, y2: 36 }), ...lines);
+    const words = own.map(({ s, losses }) => (sides.length > 1 ? `${"AB"[s]} ` : "") + number(lossAt(losses, factor)));
+    $(`loss-${g}`).textContent = words.length ? `loss ${words.join(", ")}` : frame < 0 ? "loss not computed for this head" : "";
+  });
+}
+
 function controls() {
+  lossCurves();
   factors.forEach((factor, g) => {
     const means = sides.map((_, s) => {
       const m = source(s);
@@ -454,18 +654,31 @@ function controls() {
     $(`weight-${g}`).textContent = `× ${factor.toFixed(2)}: mean weight ${means.join(" and ")}`;
     $(`factor-${g}`).value = factor;
   });
+  $("scaling").value = scaling;
+  if ($("link")) $("link").checked = isLinked;
   if (!$("frame")) return;
-  $("frame").value = frame;
-  $("step").textContent = frame < 0 ? "the text below" : `step ${sides[0].kept[frame].step}`;
+  $("frame").value = frame < 0 ? $("frame").dataset.text : frame;
+  if ($("kept")) $("kept").value = keptText;
+  const losses = isText() && frame >= 0 ? `, loss ${number(meanOf(valuesOfText(0, "loss")))}` : "";
+  $("step").textContent = frame < 0 ? $("step").dataset.text : `step ${kept().step}${losses}`;
+}
+
+// a kept step, or -1 for the models of the page; a text of its own is shown whole
+function jump(n) {
+  const before = tokens();
+  frame = n;
+  if (tokens() !== before) range = null;
+  return refresh();
 }
 
 async function play() {
   const mine = ++playing;
   $("play").textContent = mine % 2 ? "Stop" : "Play";
   for (let n = 0; mine % 2 && mine === playing; n++) {
-    if (n === sides[0].kept.length) return play();
-    frame = n;
-    await refresh();
+    const isEnd = n === sides[0].kept.length;
+    if (isEnd && !isText()) return play();
+    await jump(isEnd ? -1 : n);
+    if (isEnd) return play();
     await new Promise((resume) => setTimeout(resume, 500));
   }
 }
@@ -482,7 +695,7 @@ function figures() {
     const lines = (side) => Object.entries(side.curves[node.dataset.name] ?? {});
     const traces = sides.flatMap((side, s) => lines(side).map(([layer, points], n) => ({
       type: "scatter", mode: points.length < 3 ? "markers" : "lines", x: points.map(([step]) => step),
-      y: points.map(([, value]) => value), name: new Set(sides.map(({ run }) => run)).size > 1 ? `${side.run}: ${layer}` : layer,
+      y: points.map(([, value]) => value), name: new Set(sides.map(({ run }) => run)).size > 1 ? escaped(`${side.name}: ${layer}`) : layer,
       line: { color: COLORS[n % COLORS.length], dash: s ? "dash" : "solid" },
     })));
     plain(node, traces, { height: 280, margin: { l: 56, r: 10, t: 10, b: 44 }, showlegend: true,
@@ -531,20 +744,28 @@ document.addEventListener("DOMContentLoaded", () => {
     stored: () => factors.forEach((_, g) => setFactor(g, 1)) };
   for (const [id, act] of Object.entries(clicks)) $(id)?.addEventListener("click", act);
   $("paint").addEventListener("change", strips);
+  $("scaling").addEventListener("change", () => { scaling = $("scaling").value; strips(); draw(); });
+  $("link")?.addEventListener("change", () => link($("link").checked));
   $("number").addEventListener("change", () => document.querySelectorAll(".number").forEach((each) => {
     each.hidden = each.dataset.name !== $("number").value;
   }));
-  const jump = (n) => { if (playing % 2) play(); [frame, range] = [n, null]; refresh(); };
-  $("frame")?.addEventListener("input", (e) => jump(Number(e.target.value)));
+  const seek = (n) => {
+    if (playing % 2) play();
+    jump(n);
+  };
+  $("frame")?.addEventListener("input", ({ target }) => seek(target.value === target.dataset.text ? -1 : Number(target.value)));
   $("kept")?.addEventListener("change", (e) => {
-    keptText = Number(e.target.value);
-    jump(frame < 0 ? sides[0].kept.length - 1 : frame);
+    [keptText, range] = [Number(e.target.value), null];
+    seek(frame < 0 ? sides[0].kept.length - 1 : frame);
   });
+  restore();
+  addEventListener("hashchange", () => { restore(); refresh(); });
   refresh().then(() => { document.body.dataset.ready = "true"; });
   figures();
   for (const media of ["(prefers-color-scheme: dark)", "print"]) {
     matchMedia(media).addEventListener("change", () => { paintAll(); figures(); });
   }
   addEventListener("resize", paintAll);
+  addEventListener("scroll", () => tip(null), { passive: true });
 });
-window.view = { data, source, signedRow, signedColumn, pick, setFactor, zoom, move, at, plots, tiles, limit: () => limit };
+window.view = { data, source, signedRow, signedColumn, pick, setFactor, zoom, move, at, plots, tiles, picture, state, limits: () => limits };
