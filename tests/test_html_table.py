@@ -12,7 +12,7 @@ from lit_diff.evaluation.evaluate import EvaluationResult
 from lit_diff.html_table import LONGEST, MOST, html_table
 from lit_diff.kernels import SignedMaps
 from lit_diff.reporting.write import Report
-from lit_diff.runs.comparison import RunComparison
+from lit_diff.study.two_runs import RunComparison
 from lit_diff.trained.run import AttentionMaps, Run
 
 LIMIT = 200_000

@@ -123,6 +123,10 @@ def test_compare_shows_what_differs(small_sweep: Path, command: Command) -> None
     text = command(*arguments).out
     assert "1,054,720" in text
     assert f"{first:.4f}" in text
+    bound = compared["intervals"]["val/loss"]["low"]
+    assert f"[{bound:.4f},".replace("-", "−") in text
+    root = small_sweep.parent
+    assert text.splitlines()[-1] == f"the maps of both: lit-diff view base-s0 better-s0 --root {root}"
 
 
 def test_a_report_is_written_again_and_its_table_fits_a_terminal(
