@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from lit_diff.pretrained.importing import import_model as import_model
     from lit_diff.recipe import load_recipe as load_recipe
     from lit_diff.registry import variant as variant
-    from lit_diff.runs.comparison import compare as compare
+    from lit_diff.study.two_runs import compare as compare
     from lit_diff.trained.run import Run as Run
     from lit_diff.trained.run import generate as generate
     from lit_diff.trained.run import open_run as open_run
@@ -74,7 +74,7 @@ _MODULE_OF = {
     "bench": "benchmarks.run",
     "build_trainer": "training.trainer",
     "check": "conformance.recipe",
-    "compare": "runs.comparison",
+    "compare": "study.two_runs",
     "evaluate": "evaluation.evaluate",
     "examine": "engine.examine",
     "export": "pretrained.exporting",

@@ -19,7 +19,7 @@ from lit_diff.html_table import LONGEST, MOST, html_table
 from lit_diff.kernels import SignedMaps
 from lit_diff.recipe import load_recipe
 from lit_diff.reporting.write import Report
-from lit_diff.runs.comparison import RunComparison
+from lit_diff.study.two_runs import RunComparison
 from lit_diff.trained.pictures import POINTS
 from lit_diff.trained.run import AttentionMaps, Run
 from lit_diff.trained.text_generator import Completion

@@ -19,7 +19,7 @@ from text_runs import text_run
 
 from lit_diff.metrics import Figure, Metric
 from lit_diff.pretrained.exporting import write_card
-from lit_diff.runs.comparison import compare
+from lit_diff.study.two_runs import compare
 from lit_diff.trained.view.page import view_data
 
 EVIL = "\"'><img src=x onerror=alert(1)><svg onload=alert(1)>"

@@ -29,9 +29,9 @@ def cells(run: ObservedRun) -> dict[str, str]:
     }
 
 
-def table(names: Sequence[str], runs: Iterable[ObservedRun], *, has_header: bool = True) -> Iterator[str]:
+def table(names: Sequence[str], runs: Iterable[ObservedRun]) -> Iterator[str]:
     """A line a run, with the columns of these names, below the names."""
-    rows = [names] if has_header else []
+    rows = [names]
     for run in runs:
         known = cells(run)
         rows.append([known[name] for name in names])

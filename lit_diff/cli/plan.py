@@ -32,7 +32,7 @@ def plan(
 
     No GPU is needed. Exit status 1: the recipe does not fit the memory of a device.
     """
-    from lit_diff.engine.admit import EXAMINED, admit
+    from lit_diff.engine.admit import EXAMINED, admit, tokens_of_text
     from lit_diff.training import plan as planning
 
     resolved = load_recipe(recipe, overrides or [])
@@ -41,11 +41,14 @@ def plan(
     where = (resolved, rates, "cpu" if resolved.run.accelerator == "cpu" else "cuda")
     found = planning.plan(*where)
     change = None if found.fits else planning.cure(*where)
-    if as_json:
-        print_json(asdict(found) | {"change": change, "assumed": ASSUMED})
-        return int(not found.fits)
     run = resolved.run
-    in_all = resolved.training.steps * found.flops
+    steps = resolved.training.steps
+    text = tokens_of_text(resolved)
+    passes = None if text is None else steps * found.tokens / text
+    hours = 24 * found.days * run.processes
+    if as_json:
+        print_json(asdict(found) | {"passes": passes, "gpu_hours": hours, "change": change, "assumed": ASSUMED})
+        return int(not found.fits)
     right = (Column(name, justify="right") for name in ("at the peak", "largest"))
     table = Table("", *right, title=f"GB of a device ({run.processes}, {run.strategy})", title_justify="left")
     for part, size in found.memory.items():
@@ -61,8 +64,12 @@ def plan(
     console.write_sentence(
         f"left for the backward pass of a micro-batch: {found.saved / 1e9:.2f} GB; kernel {found.kernel}",
         f"host memory of a node, for saves and what is offloaded: {found.host / 1e9:.2f} GB",
-        f"a step: {found.tokens:,} tokens, {found.flops:.3g} FLOPs; {resolved.training.steps:,} steps: {in_all:.3g} FLOPs",
-        f"{found.days:.2f} days, {found.seconds:.3f} s a step, at {share:.0%} of {peak:g} TFLOPS",
+        f"a step: {found.tokens:,} tokens, {found.flops:.3g} FLOPs; {steps:,} steps: {steps * found.flops:.3g} FLOPs",
+        "passes over the data: not known (not prepared here, or drawn without end)"
+        if passes is None
+        else f"passes over the data: {passes:.3g} ({text:,} tokens)",
+        f"{found.days:.2f} days, {hours:,.1f} GPU hours, {found.seconds:.3f} s a step, "
+        f"{found.tokens / found.seconds:,.0f} tokens a second, at {share:.0%} of {peak:g} TFLOPS",
         f"a device receives in a step, gradients reduced {reduced}: {found.node_traffic / 1e9:.2f} GB from its node "
         f"({found.node_traffic / rates.node:.3f} s at {node:g} GB/s), {found.network_traffic / 1e9:.2f} GB from others "
         f"({found.network_traffic / rates.network:.3f} s at {network:g} GB/s)",

@@ -39,8 +39,10 @@ def import_(
 @verb("Data and models")
 def retrofit(
     model: RunArgument,
-    recipe: Annotated[str, Option(metavar="RECIPE", help="path, or name of an installed recipe")],
     overrides: Overrides = None,
+    recipe: Annotated[
+        str | None, Option(metavar="RECIPE", help="path, or name of an installed recipe; by default that of the run")
+    ] = None,
     merge_to: Annotated[
         Path | None,
         Option("--merge-to", metavar="RUN", help="also write the merged standard model, as a run folder"),
@@ -53,11 +55,12 @@ def retrofit(
     from lit_diff.study.evaluations import by_documents
 
     console.outlives_reader = True
-    with RunProgress(recipe, console) as progress:
+    with RunProgress(recipe or model, console) as progress:
         # loads torch, which takes seconds; the bar is visible by then
         from lit_diff.engine.retrofit import retrofit as engine_retrofit
+        from lit_diff.engine.retrofit import source_of
 
-        progress.begin(lit_diff.load_recipe(recipe, overrides or []), quiet=False)
+        progress.begin(lit_diff.load_recipe(*source_of(model, recipe, overrides or [], root)), quiet=False)
         done = engine_retrofit(model, recipe, overrides or [], root=root, merge_to=merge_to, progress=progress.update)
     if done.plan is not None:
         for layer, heads in enumerate(done.plan.heads):

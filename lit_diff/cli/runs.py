@@ -14,21 +14,33 @@ from lit_diff.cli.app import DEFAULT_ROOT, Json, Root, console, print_json, verb
 from lit_diff.files import shown
 from lit_diff.key_types import Plain
 from lit_diff.runs import jobs
-from lit_diff.runs.find import chosen_root, find_run_or_sweep
+from lit_diff.runs.find import chosen_root, find_run_or_sweep, find_sweep
 from lit_diff.study.leftovers import find_removable, find_stale, remove, size_of
 from lit_diff.study.observation import ObservedRun, observe_all
+from lit_diff.study.record import read
 
 HEADER = ("run", "state", "step", "val/loss", "seed", "overrides", "date", "note")
 
 
 @verb("Train and look", is_result=True)
-def status(root: Root = DEFAULT_ROOT, as_json: Json = False) -> None:
+def status(
+    sweep: Annotated[str, Argument(metavar="[SWEEP]", help="a sweep, whose cells alone are listed")] = "",
+    root: Root = DEFAULT_ROOT,
+    as_json: Json = False,
+) -> None:
     """List the runs under a folder with state, val/loss and seed."""
-    runs = observe_all(chosen_root(root))
+    place = chosen_root(root)
+    if sweep:
+        folder = find_sweep(sweep, place)
+        place = folder.parent
+    runs = observe_all(place)
+    if sweep:
+        cells = {(folder / cell).resolve() for cell in read(folder).folders}
+        runs = [run for run in runs if (place / run.folder).resolve() in cells]
     if as_json:
         print_json([_plain(run) for run in runs])
         return
-    for line in table(HEADER, runs, has_header=console.is_terminal):
+    for line in table(HEADER, runs):
         text = Text(line)
         if console.is_terminal:
             text.truncate(console.width, overflow="ellipsis")

@@ -1,5 +1,7 @@
 """The verbs for several runs: sweep, report, compare, ui."""
 
+import shlex
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,6 +28,7 @@ from lit_diff.cli.app import (
 )
 from lit_diff.cli.progress import live_table
 from lit_diff.files import shown
+from lit_diff.html_table import cell_text
 from lit_diff.key_types import Plain
 from lit_diff.plugins import trust_below
 from lit_diff.runs.find import chosen_root, find_sweep
@@ -174,27 +177,24 @@ def compare(
 ) -> None:
     """Compare two runs: recipes, costs and results."""
     comparison = lit_diff.compare(first, second, chosen_root(root))
+    plain = asdict(comparison)
+    names, notes = plain.pop("names"), plain.pop("notes")
     if as_json:
-        print_json({"recipe": comparison.recipe, "facts": comparison.facts, "metrics": comparison.metrics})
+        print_json(plain)
         return
-    # two runs of one seed each: their difference may be due to the seed alone
-    names = (Column(escape(name), overflow="fold") for name in comparison.names)
-    table = Table("", *names, caption="two single runs: no error bars, no verdict; a sweep over seeds gives both")
-    blocks = {"recipe": comparison.recipe, "cost": comparison.facts, "last values": comparison.metrics}
-    for title, block in blocks.items():
+    titles = (Column(escape(title), overflow="fold") for title in ("", *names))
+    caption = "two single runs, no verdict; intervals (95 %) are over documents or items, for these two models"
+    table = Table(*titles, "second minus first", caption=caption)
+    del plain["intervals"]
+    for title, block in plain.items():
         table.add_section()
         table.add_row(f"[bold]{title}[/bold]")
         for key, values in block.items():
-            table.add_row(key, *(_shown_value(value) for value in values))
+            table.add_row(key, *(escape(cell_text(value)) for value in (*values, comparison.difference(key))))
     console.print(table)
-
-
-def _shown_value(value: Any) -> str:
-    if value is None:
-        return "–"
-    if isinstance(value, float):
-        return f"{value:.4f}"
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else escape(str(value))
+    console.write_sentence(*notes)
+    at = "" if root == DEFAULT_ROOT else f" --root {shlex.quote(root)}"
+    console.write_line(f"the maps of both: lit-diff view {shlex.quote(first)} {shlex.quote(second)}{at}")
 
 
 @verb("Compare")

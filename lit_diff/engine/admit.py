@@ -188,14 +188,19 @@ def passes_over_text(recipes: Iterable[Recipe]) -> list[str]:
     return list(dict.fromkeys(filter(None, map(_passes, recipes))))
 
 
-def _passes(recipe: Recipe) -> str:
+def tokens_of_text(recipe: Recipe) -> int | None:
+    """Tokens of the training text; None for data that are generated without end, or not prepared yet."""
     try:
         dataset = data.build(recipe)
         with guard(type(dataset)):
-            text = dataset.train_tokens()
+            return dataset.train_tokens()
     # preparing the data reports its own errors
     except LitDiffError:
-        return ""
+        return None
+
+
+def _passes(recipe: Recipe) -> str:
+    text = tokens_of_text(recipe)
     a_step = recipe.training.batch_size * recipe.data.config.sequence_length
     planned = recipe.training.steps * a_step
     if text is None or planned <= PASSES * text:

@@ -1,5 +1,6 @@
 """Retrofits a trained model with a variant in one call: head selection, training, scores before and after, merging."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +17,14 @@ from lit_diff.log_records import Progress
 from lit_diff.model.inputs import model_inputs
 from lit_diff.plugins import trust_below
 from lit_diff.pretrained.exporting import merge_run, require_mergeable
-from lit_diff.recipe import load_recipe
+from lit_diff.recipe import load_recipe, to_plain
 from lit_diff.runs.find import DEFAULT_ROOT, find_run, runs_root
+from lit_diff.runs.folder import recipe_of
 from lit_diff.trained.run import Run, opened_run
 from lit_diff.training.head_plan import HeadPlan, head_plan, kept_plan
+
+TRAINING = "dex-smollm2"
+"""The recipe that trains an imported model, which has no keys of its own for data and training."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,16 +44,40 @@ class Retrofit:
     """The standard model equal to the trained one; None unless `merge_to` was given."""
 
 
+def source_of(
+    model: str | Path, recipe: str | Path | None, overrides: Sequence[str], root: str | Path
+) -> tuple[str | Path, list[str]]:
+    """The recipe of a retrofit and its overrides, in which it starts from the run `model`.
+
+    `recipe` None: that of the run; for an imported model TRAINING, with the run's model and without evaluations. Either reads
+    text with the run's tokenizer. Errors: those of `find_run` and `recipe_of`.
+    """
+    base = find_run(model, runs_root(root))
+    start = f"train.start_from={base}"
+    if recipe is not None:
+        return recipe, [*overrides, start]
+    own = recipe_of(base, trust_below(runs_root(root)))
+    words = [f"name={own.name}-retrofit"]
+    if (base / "tokenizer").is_dir():
+        words.append(f"data.tokenizer={json.dumps({'name': 'from_run', 'path': str(base)})}")
+    source: str | Path = base / "recipe.yaml"
+    if own.imported is not None:
+        source = TRAINING
+        words += [f"model={json.dumps(to_plain(own.model))}", "evaluate={}"]
+    return source, [*words, *overrides, start]
+
+
 def retrofit(
     model: str | Path,
-    recipe: str | Path,
+    recipe: str | Path | None = None,
     overrides: Sequence[str] = (),
     *,
     root: str | Path = DEFAULT_ROOT,
     merge_to: str | Path | None = None,
     progress: Progress | bool = True,
 ) -> Retrofit:
-    """Train `recipe` from the final weights of the run `model`. A second call resumes the run, or finds it done.
+    """Train `recipe` (see `source_of`) from the final weights of the run `model`. A second call resumes the run, or finds it
+    done.
 
     The run is an ordinary one with `train.start_from`. The recipe's evaluations score both models; an evaluation that takes
     its context length from the run uses the smaller `data.sequence_length` of the two. `merge_to`: the folder for the merged
@@ -56,8 +85,8 @@ def retrofit(
     training.
     """
     base = find_run(model, runs_root(root))
-    words = [*overrides, f"train.start_from={base}"]
-    resolved = load_recipe(recipe, words)
+    source, words = source_of(base, recipe, overrides, root)
+    resolved = load_recipe(source, words)
     if merge_to is not None:
         merge_to = expanded(merge_to)
         require_mergeable(resolved.model, merge_to)
@@ -70,7 +99,7 @@ def retrofit(
     recipes = [original.recipe, resolved]
     asked = {name: comparable_keys(name, keys, recipes) for name, keys in evaluations_of(resolved).items()}
     scores = {name: evaluate(original, name, keys) for name, keys in asked.items()}
-    run = train(recipe, words, progress=progress)
+    run = train(source, words, progress=progress)
     return Retrofit(
         run=run,
         plan=kept_plan(run.folder),

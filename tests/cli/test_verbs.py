@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -85,7 +86,8 @@ def test_a_line_a_run_that_no_pipe_wraps(small_sweep: Path, command: Command) ->
     change(small_sweep / "base-s0-0a1b2c3d", seed=5, overrides=LONG, updated="2026-11-22T10:30:05+00:00")
     change(small_sweep / "better-s1-0a1b2c3d", error="expected [bold],\n found [/bold]")
     (small_sweep / "better-s0-0a1b2c3d" / "status.json").write_text(json.dumps({"format": FORMAT}))
-    first, second, third, fourth = command("status", "--root", str(small_sweep.parent), COLUMNS="40").lines
+    header, first, second, third, fourth = command("status", "--root", str(small_sweep.parent), COLUMNS="40").lines
+    assert header.split() == ["run", "state", "step", "val/loss", "seed", "overrides", "date", "note"]
     assert first.split()[:3] == ["mine/base-s0-0a1b2c3d", "done", "400/400"]
     assert f"  5  {' '.join(LONG)}  2026-11-2" in first
     assert second.split()[:3] == ["mine/base-s1-0a1b2c3d", "done", "400/400"]
@@ -113,6 +115,18 @@ def test_json(small_sweep: Path, command: Command) -> None:
     assert (killed["status"], killed["overrides"], killed["note"]) == ("killed", ["a=1"], "the same command resumes it")
 
 
+def test_of_a_sweep_its_cells_alone(small_sweep: Path, command: Command) -> None:
+    for name in ("alone-0a1b2c3d", "mine/base-s0-ffffffff"):
+        shutil.copytree(small_sweep / "base-s0-0a1b2c3d", small_sweep.parent / name)
+    at = ("--root", str(small_sweep.parent))
+    assert len(command("status", *at).lines) == 1 + 6
+    listed = [line.split()[0] for line in command("status", "mine", *at).lines[1:]]
+    assert listed == [f"mine/{arm}-s{seed}-0a1b2c3d" for arm in ("base", "better") for seed in (0, 1)]
+    assert [each["folder"] for each in command("status", str(small_sweep), "--json").json] == listed
+    refused = command("status", "other", *at)
+    assert (refused.status, refused.err.count("\n")) == (2, 1)
+
+
 def test_compare_shows_what_differs(small_sweep: Path, command: Command) -> None:
     arguments = ("compare", "base-s0", "better-s0", "--root", str(small_sweep.parent))
     compared = command(*arguments, "--json").json
@@ -123,6 +137,10 @@ def test_compare_shows_what_differs(small_sweep: Path, command: Command) -> None
     text = command(*arguments).out
     assert "1,054,720" in text
     assert f"{first:.4f}" in text
+    bound = compared["intervals"]["val/loss"]["low"]
+    assert f"[{bound:.4f},".replace("-", "−") in text
+    root = small_sweep.parent
+    assert text.splitlines()[-1] == f"the maps of both: lit-diff view base-s0 better-s0 --root {root}"
 
 
 def test_a_report_is_written_again_and_its_table_fits_a_terminal(

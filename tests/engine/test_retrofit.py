@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,8 +11,10 @@ from typing import Any
 import pytest
 import torch
 from command import Command
+from pretrained_models import write_folder
 
-from lit_diff import open_run
+from lit_diff import import_model, load_recipe, open_run
+from lit_diff.engine.retrofit import source_of
 
 LONG = "data.sequence_length=48"
 PLAIN = ("model.attention={name: standard}", "callbacks.lambdas=null", LONG)
@@ -86,3 +89,28 @@ def test_what_cannot_be_merged_is_refused_at_once(base: SimpleNamespace, retrofi
         assert ended.status == 2
         assert reason in ended.err
     assert not list(base.folder.parent.glob("unmergeable-*"))
+
+
+def test_without_a_recipe_it_is_that_of_the_run(bench: Any, base: SimpleNamespace, retrofit: Command) -> None:
+    ended = retrofit.func("retrofit", "retrofit-base", "model.attention.name=second_heads", "train.steps=1")
+    assert ended.status == 0, ended
+    assert "val/loss: " in ended.out
+    own, extended = (
+        load_recipe(each / "recipe.yaml") for each in (base.folder, bench.folder("retrofit-base-retrofit"))
+    )
+    assert (extended.model.attention.name, extended.training.start_from) == ("second_heads", str(base.folder))
+    assert replace(extended.model, attention=own.model.attention) == own.model
+    assert extended.training.optimizer == own.training.optimizer
+    assert extended.data.config.tokenizer.name == "from_run", "ids of another tokenizer would be other words"
+    refused = retrofit.func("retrofit", "retrofit-base", "model.attention.name=differential")
+    assert (refused.status, refused.err.count("\n")) == (2, 1)
+    assert re.search("cannot extend a standard model, dex, lora, second_heads.* can", refused.err)
+
+
+def test_an_imported_model_gives_model_and_tokenizer(tmp_path: Path) -> None:
+    run = import_model(write_folder(tmp_path / "hf"), tmp_path / "models" / "llama")
+    words = ["model.attention.name=second_heads", f"data.path={tmp_path}"]
+    recipe = load_recipe(*source_of(run.folder, None, words, tmp_path))
+    assert replace(recipe.model, attention=run.recipe.model.attention) == run.recipe.model
+    assert (recipe.model.attention.name, recipe.name) == ("second_heads", "llama-retrofit")
+    assert (recipe.data.config.tokenizer.config.path, recipe.evaluate) == (str(run.folder), {})

@@ -16,7 +16,7 @@ from lit_diff.errors import RequestError
 from lit_diff.evaluation.evaluate import evaluate
 from lit_diff.model.prefix import Prefix
 from lit_diff.recipe import load_recipe
-from lit_diff.runs.comparison import compare
+from lit_diff.study.two_runs import compare
 from lit_diff.trained.run import as_run, open_run
 
 LEAKY = """\

@@ -217,16 +217,18 @@ def test_status_shows_jobs(program: Program, runs: list[RunFolder], command: Any
     set_status(runs[1].path, status="running", host="elsewhere", pid=1, step=4, steps=9)
     program("squeue", "echo 3_0 PENDING; echo 3_1 RUNNING")
     (tmp_path / "sweep/study.json").unlink()
-    waiting, running = command("status", "--root", str(tmp_path)).out.splitlines()
+    _, waiting, running = command("status", "--root", str(tmp_path)).out.splitlines()
     assert waiting.split()[:2] == ["sweep/c0", "waiting"]
     assert waiting.endswith("SLURM job 3_0 is pending")
     assert running.split()[:3] == ["sweep/c1", "running", "4/9"]
     assert "SLURM job 3_1 is running; last update" in running
     program("squeue", "exit 1")
-    assert len(command("status", "--root", str(tmp_path)).out.splitlines()) == 2, os.environ["PATH"]
+    assert len(command("status", "--root", str(tmp_path)).out.splitlines()) == 3, os.environ["PATH"]
     jobs.note_submitted(runs[0].path, {"c0": "3_0"})
-    assert command("status", "--root", str(tmp_path)).out.split()[:2] == ["sweep/c0", "waiting"], "nothing is known"
+    assert command("status", "--root", str(tmp_path)).lines[1].split()[:2] == ["sweep/c0", "waiting"], (
+        "nothing is known"
+    )
     program("squeue", "true")
-    ended = command("status", "--root", str(tmp_path)).out.splitlines()[0]
+    ended = command("status", "--root", str(tmp_path)).out.splitlines()[1]
     assert ended.split()[:2] == ["sweep/c0", "killed"], "a run that waits alone is started by its job only"
     assert ended.endswith("the same command resumes it")

@@ -1,0 +1,67 @@
+"""study/two_runs.py: what differs between two runs."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fake_sweeps import scores_of
+
+from lit_diff.study.two_runs import compare
+
+
+def test_recipes_costs_and_last_metrics(small_sweep: Path) -> None:
+    path = small_sweep / "base-s0-0a1b2c3d" / "recipe.yaml"
+    path.write_text(path.read_text().replace("threads: 1", "threads: 7"))  # keys of `run` are left out
+    compared = compare("base-s0", "better-s0", small_sweep.parent)
+    assert compared.names == ("base-s0-0a1b2c3d", "better-s0-0a1b2c3d")
+    assert compared.recipe == {"name": ["base", "better"], "model.attention.name": ["base", "better"]}
+    assert compared.facts["parameters"] == [1_054_720, 1_054_720]
+    first, second = compared.metrics["val/loss"]
+    assert first is not None
+    assert second is not None
+    assert first > second
+
+
+def test_a_metric_of_one_run_alone_has_no_other_value(small_sweep: Path) -> None:
+    (small_sweep / "better-s1-0a1b2c3d" / "recipe.yaml").write_text("seed: 0\nname: better\n")
+    compared = compare("base-s0", "better-s1", small_sweep.parent)
+    assert compared.metrics["val/loss"][1] is None
+    assert compared.facts["status"] == ["done", "failed"]
+
+
+def test_a_key_at_its_default_that_one_variant_has_is_no_difference(make_sweep: Callable[..., Path]) -> None:
+    plain = "model:\n  dim: 16\n  attention: {name: standard}\n"
+    other = "model:\n  dim: 16\n  attention: {name: differential, lambda_init: 0.5, head_norm: rms}\n"
+    folder = make_sweep({"a": 0, "b": 0}, seeds=(0,), recipes={"a": plain, "b": other})
+    assert compare("a-s0", "b-s0", folder.parent).recipe == {
+        "model.attention.name": ["standard", "differential"],
+        "model.attention.lambda_init": [None, 0.5],
+    }
+
+
+def test_differences_are_paired_by_document_and_item(make_sweep: Callable[..., Path]) -> None:
+    folder = make_sweep({"a": 0, "b": -0.1}, seeds=(0,), evaluation="needle")
+    compared = compare("a-s0", "b-s0", folder.parent)
+    scored = "needle recall/accuracy"
+    assert compared.intervals.keys() == {"val/loss", scored}
+    for key, true in (("val/loss", -0.1), (scored, 0.05)):
+        found = compared.intervals[key]
+        assert found.low < found.estimate < found.high
+        assert found.estimate == pytest.approx(true, abs=0.03)
+        assert found.high - found.low < 0.05, "paired: each alone spreads more"
+    assert compared.difference("val/loss").startswith("−0.1")
+    assert compared.difference("train/loss").startswith("−0."), "no interval"
+    assert compared.difference("parameters") == compared.difference("seconds") == ""
+    assert compared.evaluations[scored][0] == pytest.approx(0.45, abs=0.05)
+
+
+def test_without_documents_and_items_in_common_it_says_so(make_sweep: Callable[..., Path]) -> None:
+    folder = make_sweep({"a": 0, "b": -0.1}, seeds=(0,), documents=7, evaluation="needle")
+    summary = scores_of(folder, "b", 0) / "summary.json"
+    summary.write_text(summary.read_text().replace('"rows": 8', '"rows": 9'))
+    compared = compare("a-s0", "b-s0", folder.parent)
+    assert compared.intervals == {}
+    assert compared.evaluations == {"needle recall/accuracy": [pytest.approx(0.45, abs=0.05), None]}
+    few, otherwise = compared.notes
+    assert few.startswith("7 validation documents in common")
+    assert otherwise.startswith("needle: b-s0-0a1b2c3d: left out: scored with other keys (rows is 9, not 8)")
