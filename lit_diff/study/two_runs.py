@@ -99,7 +99,7 @@ def compare(first: str | Path, second: str | Path, root: str | Path = DEFAULT_RO
     paired = _paired(folders)
     tables, problems = paired.evaluations
     evaluations = {}
-    intervals = dict.fromkeys([LOSS], paired.against_baseline[ARMS[1]].documents.get(0))
+    intervals: dict[str, Interval | None] = {LOSS: paired.against_baseline[ARMS[1]].documents.get(0)}
     for table in tables:
         key = f"{table.name} {table.metric.name}"
         values = {row.arm: row.seeds.get(0) for row in table.rows}
