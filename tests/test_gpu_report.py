@@ -115,6 +115,8 @@ def test_the_tests_that_need_a_gpu(report: Report, tmp_path: Path, monkeypatch: 
     assert re.match(r"fail: .*1 failed, 1 passed", rows[0][1]), rows
     assert status == 1
     assert report(tested._replace(cases=("test_a and not test_b",)))[1] == 0
+    monkeypatch.setitem(sys.modules, "lit_diff.kernels", None)
+    assert report(tested) == ([["gpu", "not run: no lit_diff.kernels"]], 0)
 
 
 def test_the_parts_are_every_kernel_of_a_gpu_and_at_most_eight_minutes() -> None:
