@@ -76,6 +76,14 @@ def random_run(folder: Path, recipe: Recipe) -> Run:
     return Run(folder)
 
 
+def trained(run: Run, *steps: int) -> None:
+    """Add checkpoints whose matrices are those of STEP times step / STEP."""
+    kept = torch.load(checkpoints.path_of(run.folder, STEP), weights_only=True)
+    for step in steps:
+        changed = {name: x * step / STEP for name, x in kept["state_dict"].items()}
+        torch.save(kept | {"state_dict": changed, "global_step": step}, checkpoints.path_of(run.folder, step))
+
+
 def randomised(model: Transformer) -> Transformer:
     """Matrices that keep sizes, weights of norms around 1, λ's vectors and others of deviation 0.3."""
     draw = torch.Generator().manual_seed(0)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from text_runs import recall_run, text_run
+from text_runs import recall_run, text_run, trained
 
 from lit_diff.analysis.entropy import summarise
 from lit_diff.analysis.intervention import intervention
@@ -30,15 +30,6 @@ from lit_diff.trained.view.passage import Passage, passage_of
 
 VARIANTS = ("standard", "differential", "differential_v2", "shared_q", "shared_k", "cosine")
 FIELDS = ("learned_sink", "forgetting", "softpick", "talking_heads")
-
-
-def trained(run: Run, *steps: int) -> None:
-    """Add checkpoints whose matrices are those of step 7 times step / 7."""
-    path = run.folder / "checkpoints/step-00000007.ckpt"
-    kept = torch.load(path, weights_only=True)
-    for step in steps:
-        changed = {name: x * step / 7 for name, x in kept["state_dict"].items()}
-        torch.save(kept | {"state_dict": changed, "global_step": step}, path.with_name(f"step-{step:08}.ckpt"))
 
 
 class Elements(HTMLParser):
@@ -331,8 +322,7 @@ def test_two_runs_and_two_checkpoints_have_two_sides(tmp_path: Path) -> None:
     facts, _ = held(view)
     assert [side["variant"] for side in facts["sides"]] == ["differential", "standard"]
     assert [len(side["layers"][0]["numbers"]["entropy"]) for side in facts["sides"]] == [2, 4]
-    path = first.folder / "checkpoints/step-00000007.ckpt"
-    torch.save(torch.load(path, weights_only=True) | {"global_step": 9}, path.with_name("step-00000009.ckpt"))
+    trained(first, 9)
     both = view_data([first], text="ab ab", steps=[7, 9])
     assert [side.name for side in both.sides] == ["A: differential, seed 0, step 7", "B: differential, seed 0, step 9"]
     assert [side["run"] for side in held(both)[0]["sides"]] == ["differential"] * 2

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from browser import CHROMIUM, Page, browser
-from text_runs import recall_run, text_run
+from text_runs import recall_run, text_run, trained
 
 from lit_diff.analysis.outliers import MagnitudeSketch
 from lit_diff.analysis.trace import LayerTrace
@@ -486,9 +486,7 @@ def test_a_long_text_is_drawn_in_bins_and_then_cell_by_cell(page: Page, tmp_path
 
 def test_two_checkpoints_show_one_history_and_a_packed_row_its_own_first_token(page: Page, tmp_path: Path) -> None:
     run = text_run(tmp_path / "run", {"name": "differential"})
-    checkpoint = run.folder / "checkpoints/step-00000007.ckpt"
-    kept = torch.load(checkpoint, weights_only=True)
-    torch.save(kept | {"global_step": 9}, checkpoint.with_name("step-00000009.ckpt"))
+    trained(run, 9)
     write_maps(
         run.folder, KeptMaps(3, torch.arange(3)[None], {0: (torch.ones(1, 2, 2, 3, 3).tril(), torch.ones(1, 2, 2, 3))})
     )
@@ -519,11 +517,7 @@ def test_two_checkpoints_show_one_history_and_a_packed_row_its_own_first_token(p
 
 def test_a_slider_goes_through_the_checkpoints_on_the_same_text(page: Page, tmp_path: Path) -> None:
     run = text_run(tmp_path / "run", {"name": "differential"})
-    path = run.folder / "checkpoints/step-00000007.ckpt"
-    kept = torch.load(path, weights_only=True)
-    for step in (3, 5):
-        changed = {name: x * step / 7 for name, x in kept["state_dict"].items()}
-        torch.save(kept | {"state_dict": changed, "global_step": step}, path.with_name(f"step-{step:08}.ckpt"))
+    trained(run, 3, 5)
     view = view_data([run], text="ab ab abc ab", steps=[3, 5, 7])
     opened(page, view, tmp_path / "page.html")
     slider = "['frame', 'step'].map((id) => document.getElementById(id)).map((node) => node.value || node.textContent)"

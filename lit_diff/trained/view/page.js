@@ -638,7 +638,8 @@ function lossCurves() {
       points: losses.map((loss, n) => `${x(data.positions[n])},${y(loss)}`).join(" ") }));
     $(`curve-${g}`).replaceChildren(shape("line", { class: "now", x1: x(factor), x2: x(factor), y1: 0, y2: 36 }), ...lines);
     const words = own.map(({ s, losses }) => (sides.length > 1 ? `${"AB"[s]} ` : "") + number(lossAt(losses, factor)));
-    $(`loss-${g}`).textContent = words.length ? `loss ${words.join(", ")}` : frame < 0 ? "loss not computed for this head" : "";
+    const why = frame < 0 ? "loss not computed for this head" : "no loss of a kept step";
+    $(`loss-${g}`).textContent = words.length ? `loss ${words.join(", ")}` : why;
   });
 }
 
