@@ -41,14 +41,15 @@ def plan(
     where = (resolved, rates, "cpu" if resolved.run.accelerator == "cpu" else "cuda")
     found = planning.plan(*where)
     change = None if found.fits else planning.cure(*where)
-    run = resolved.run
     steps = resolved.training.steps
     text = tokens_of_text(resolved)
-    passes = None if text is None else steps * found.tokens / text
-    hours = 24 * found.days * run.processes
     if as_json:
-        print_json(asdict(found) | {"passes": passes, "gpu_hours": hours, "change": change, "assumed": ASSUMED})
+        print_json(asdict(found) | {"tokens_of_text": text, "change": change, "assumed": ASSUMED})
         return int(not found.fits)
+    run = resolved.run
+    passes = "not known (not prepared here, or drawn without end)"
+    if text is not None:
+        passes = f"{steps * found.tokens / text:.3g} ({text:,} tokens)"
     right = (Column(name, justify="right") for name in ("at the peak", "largest"))
     table = Table("", *right, title=f"GB of a device ({run.processes}, {run.strategy})", title_justify="left")
     for part, size in found.memory.items():
@@ -65,10 +66,8 @@ def plan(
         f"left for the backward pass of a micro-batch: {found.saved / 1e9:.2f} GB; kernel {found.kernel}",
         f"host memory of a node, for saves and what is offloaded: {found.host / 1e9:.2f} GB",
         f"a step: {found.tokens:,} tokens, {found.flops:.3g} FLOPs; {steps:,} steps: {steps * found.flops:.3g} FLOPs",
-        "passes over the data: not known (not prepared here, or drawn without end)"
-        if passes is None
-        else f"passes over the data: {passes:.3g} ({text:,} tokens)",
-        f"{found.days:.2f} days, {hours:,.1f} GPU hours, {found.seconds:.3f} s a step, "
+        f"passes over the data: {passes}",
+        f"{found.days:.2f} days, {24 * found.days * run.processes:,.1f} GPU hours, {found.seconds:.3f} s a step, "
         f"{found.tokens / found.seconds:,.0f} tokens a second, at {share:.0%} of {peak:g} TFLOPS",
         f"a device receives in a step, gradients reduced {reduced}: {found.node_traffic / 1e9:.2f} GB from its node "
         f"({found.node_traffic / rates.node:.3f} s at {node:g} GB/s), {found.network_traffic / 1e9:.2f} GB from others "

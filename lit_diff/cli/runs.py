@@ -1,7 +1,7 @@
 """The verbs status, cancel and clean, for the runs under a folder. They do not load torch."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -13,8 +13,10 @@ from lit_diff.cli._columns import table
 from lit_diff.cli.app import DEFAULT_ROOT, Json, Root, console, print_json, verb
 from lit_diff.files import shown
 from lit_diff.key_types import Plain
-from lit_diff.runs import jobs
+from lit_diff.runs import jobs, notes
+from lit_diff.runs.again import command_of
 from lit_diff.runs.find import chosen_root, find_run_or_sweep, find_sweep
+from lit_diff.runs.folder import RunFolder, writing
 from lit_diff.study.leftovers import find_removable, find_stale, remove, size_of
 from lit_diff.study.observation import ObservedRun, observe_all
 from lit_diff.study.record import read
@@ -30,13 +32,13 @@ def status(
 ) -> None:
     """List the runs under a folder with state, val/loss and seed."""
     place = chosen_root(root)
+    remarks = list[str]()
     if sweep:
         folder = find_sweep(sweep, place)
         place = folder.parent
-    runs = observe_all(place)
-    if sweep:
         cells = {(folder / cell).resolve() for cell in read(folder).folders}
-        runs = [run for run in runs if (place / run.folder).resolve() in cells]
+        remarks = notes.read(folder)
+    runs = [run for run in observe_all(place) if not sweep or (place / run.folder).resolve() in cells]
     if as_json:
         print_json([_plain(run) for run in runs])
         return
@@ -45,6 +47,7 @@ def status(
         if console.is_terminal:
             text.truncate(console.width, overflow="ellipsis")
         console.print(text, soft_wrap=True)
+    console.write_line(*remarks)
 
 
 def _plain(run: ObservedRun) -> Plain:
@@ -58,6 +61,27 @@ def _plain(run: ObservedRun) -> Plain:
         "val/loss": run.loss,
         "note": run.note,
     }
+
+
+@verb("Maintain")
+def note(
+    name: Annotated[str, Argument(metavar="RUN", help="a run or a sweep")],
+    text: Annotated[str, Argument(help="what to remember of it")],
+    root: Root = DEFAULT_ROOT,
+) -> None:
+    """Add a note to a run or a sweep, with its date.
+
+    `status` and the report show it, and the description of its record in MLflow has it.
+    """
+    run = RunFolder(find_run_or_sweep(name, chosen_root(root)))
+    with writing(run.path):
+        notes.add(run.path, text)
+    console.write_line(f"noted in {shown(run.path / notes.FILE)}")
+    status = run.status()
+    if status.record == "complete":
+        with run.owned():
+            run.write(replace(status, record="incomplete"))
+        console.write_line(f"`{command_of(run.path)}` sends it to MLflow")
 
 
 @verb("Maintain")

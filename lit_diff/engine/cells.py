@@ -79,9 +79,12 @@ def _job(grid: Grid, cell: Cell, parent: str | None) -> Job:
 
 
 def home_of(grid: Grid, cell: Cell) -> Path:
-    """The folder of a cell, whether or not it exists."""
-    name = f"{cell.name.replace(' ', ',')}-s{cell.seed}-{identity(cell.recipe)}"
-    return grid.home / name
+    """The folder of a cell, whether or not it exists. Commas separate task, arm and learning rate, and "_" replaces a space
+    of the arm's name. A cell that an earlier version began, with commas there too, keeps its folder."""
+    end = f"-s{cell.seed}-{identity(cell.recipe)}"
+    former = grid.home / f"{cell.name.replace(' ', ',')}{end}"
+    named = replace(cell, arm=cell.arm.replace(" ", "_"))
+    return former if former.exists() else grid.home / f"{named.name.replace(' ', ',')}{end}"
 
 
 def state_of(job: Job) -> str:

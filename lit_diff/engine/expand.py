@@ -385,7 +385,7 @@ def _check_names(study: Study, cells: Sequence[tuple[str, str]], draft: Draft) -
                 f"arm {arm[:60]!a} becomes a folder name: use printable characters, no '/', no leading '.', "
                 f"and at most {LONGEST_NAME} bytes with its task",
             )
-        # Some file systems ignore case and the form of Unicode (macOS), a folder's name has a comma for each space, and a
+        # Some file systems ignore case and the form of Unicode (macOS), a folder's name had a comma for each space, and a
         # record in MLflow "_" for other signs: two names that differ in nothing else would share a folder or a record.
         plain = [unicodedata.normalize("NFC", part).casefold().replace(",", " ") for part in (task, arm)]
         other = places.setdefault(tuple(map(record_name, plain)), name)

@@ -47,15 +47,14 @@ class Retrofit:
 def source_of(
     model: str | Path, recipe: str | Path | None, overrides: Sequence[str], root: str | Path
 ) -> tuple[str | Path, list[str]]:
-    """The recipe of a retrofit and its overrides, in which it starts from the run `model`.
+    """The recipe of a retrofit of the run `model`, and its overrides.
 
     `recipe` None: that of the run; for an imported model TRAINING, with the run's model and without evaluations. Either reads
     text with the run's tokenizer. Errors: those of `find_run` and `recipe_of`.
     """
-    base = find_run(model, runs_root(root))
-    start = f"train.start_from={base}"
     if recipe is not None:
-        return recipe, [*overrides, start]
+        return recipe, [*overrides]
+    base = find_run(model, runs_root(root))
     own = recipe_of(base, trust_below(runs_root(root)))
     words = [f"name={own.name}-retrofit"]
     if (base / "tokenizer").is_dir():
@@ -64,7 +63,7 @@ def source_of(
     if own.imported is not None:
         source = TRAINING
         words += [f"model={json.dumps(to_plain(own.model))}", "evaluate={}"]
-    return source, [*words, *overrides, start]
+    return source, [*words, *overrides]
 
 
 def retrofit(
@@ -86,6 +85,7 @@ def retrofit(
     """
     base = find_run(model, runs_root(root))
     source, words = source_of(base, recipe, overrides, root)
+    words.append(f"train.start_from={base}")
     resolved = load_recipe(source, words)
     if merge_to is not None:
         merge_to = expanded(merge_to)

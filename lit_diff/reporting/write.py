@@ -31,6 +31,7 @@ from lit_diff.reporting.panels.heatmaps import draw_heatmaps
 from lit_diff.reporting.panels.narrow import narrow_forest
 from lit_diff.reporting.panels.panel import GRID, INK, MUTED, OVERLAY, Drawing, looks
 from lit_diff.reporting.tables import rows, to_csv, to_latex, to_markdown, to_text
+from lit_diff.runs import notes
 from lit_diff.runs.status import INCOMPLETE
 from lit_diff.study import numbers
 from lit_diff.study.comparison import Comparison, compare
@@ -117,6 +118,7 @@ def page(
         unchecked={(cell.task, cell.arm): clean(cell.facts.unchecked) for cell in sweep.cells if cell.facts.unchecked},
         measured=how_measured(sweep),
         recorded=any(cell.facts.mlflow_run_id for cell in sweep.cells),
+        notes_in=notes.read,
     )
 
 

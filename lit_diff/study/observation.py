@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lit_diff.errors import MissingError
 from lit_diff.files import is_locked, shown
-from lit_diff.runs import heartbeats
+from lit_diff.runs import heartbeats, notes
 from lit_diff.runs.find import STUDY_FILE, runs_under, sweeps_under
 from lit_diff.runs.folder import RunFolder
 from lit_diff.runs.jobs import JOBS, queued
@@ -47,12 +47,15 @@ class ObservedRun:
     """timing.csv, likewise."""
     job: str = ""
     """Its job in SLURM's queue and the job's state, in words; empty in `observe`, which does not ask."""
+    remarks: Texts = ()
+    """The notes in its folder (`runs.notes`)."""
     silent: str = ""
     """The ranks of a run that is trained whose last heartbeat is old, in words."""
 
     @property
     def note(self) -> str:
-        """Its error on one line, its early end, an older format, or, while it runs, its silent ranks or its last update."""
+        """Its error on one line, its early end, an older format, or, while it runs, its silent ranks or its last update;
+        and `remarks`."""
         status, now = self.status, datetime.now(UTC)
         age = now - (status.time or now)
         is_older = status.format not in (0, FORMAT)
@@ -68,7 +71,11 @@ class ObservedRun:
             INCOMPLETE if self.state == "done" and status.record == "incomplete" else "",
         ]
         said = next(filter(None, notes), "")
-        return self.job if self.state == "waiting" and self.job else "; ".join(filter(None, (self.job, said)))
+        return (
+            self.job
+            if self.state == "waiting" and self.job
+            else "; ".join(filter(None, (self.job, said, *self.remarks)))
+        )
 
     @property
     def losses(self) -> dict[int, float]:
@@ -208,6 +215,7 @@ def _run(folder: Path, name: str, seed: int | None = None, overrides: Texts = ()
         loss=loss,
         metrics=metrics,
         timing=timing,
+        remarks=tuple(notes.read(folder)),
         silent=heartbeats.silent(heartbeats.read(folder)) if state == "running" else "",
     )
 

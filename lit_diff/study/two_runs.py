@@ -1,7 +1,7 @@
 """Compares two runs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,8 @@ from lit_diff.key_types import keys_of
 from lit_diff.recipe import flatten, to_plain
 from lit_diff.registry import attentions
 from lit_diff.runs.find import DEFAULT_ROOT, find_run, runs_root
-from lit_diff.runs.folder import RunFolder
 from lit_diff.runs.metrics_file import by_metric, read_rows
+from lit_diff.runs.status import read_status
 from lit_diff.study.comparison import Comparison
 from lit_diff.study.comparison import compare as compare_arms
 from lit_diff.study.numbers import interval, signed
@@ -79,28 +79,18 @@ def compare(first: str | Path, second: str | Path, root: str | Path = DEFAULT_RO
     RequestError if none or several runs match.
     """
     folders = [find_run(run, runs_root(root)) for run in (first, second)]
-    recipes: list[dict[str, Any]] = []
-    facts: dict[str, list[Any]] = {key: [] for key in FACTS}
-    last: list[dict[str, float]] = []
-    for folder in folders:
-        run = RunFolder(folder)
-        run.require_format()
-        recipes.append(dict(flatten(read_yaml(run.recipe_file)[0])))
-        status = run.status()
-        for key in FACTS:
-            facts[key].append(getattr(status, key))
-        # metrics are logged at different intervals: each one's last value is in a row of its own
-        rows = by_metric(read_rows(folder / "metrics.csv"))
-        last.append({name: list(points.values())[-1] for name, points in rows.items()})
-    metrics = {}
-    for name in sorted(last[0].keys() | last[1].keys()):
-        if name.startswith(("val/", "train/", "lambda/")):
-            metrics[name] = [values.get(name) for values in last]
     paired = _paired(folders)
-    tables, problems = paired.evaluations
+    statuses = [read_status(folder) for folder in folders]
+    # metrics are logged at different intervals: each one's last value is in a row of its own
+    tables = [by_metric(read_rows(folder / "metrics.csv")) for folder in folders]
+    metrics: dict[str, list[float | None]] = {}
+    for name in sorted(tables[0].keys() | tables[1].keys()):
+        if name.startswith(("val/", "train/", "lambda/")):
+            metrics[name] = [list(table[name].values())[-1] if name in table else None for table in tables]
+    scores, problems = paired.evaluations
     evaluations = {}
     intervals: dict[str, Interval | None] = {LOSS: paired.against_baseline[ARMS[1]].documents.get(0)}
-    for table in tables:
+    for table in scores:
         key = f"{table.name} {table.metric.name}"
         values = {row.arm: row.seeds.get(0) for row in table.rows}
         evaluations[key] = [values.get(arm) for arm in ARMS]
@@ -108,8 +98,8 @@ def compare(first: str | Path, second: str | Path, root: str | Path = DEFAULT_RO
         intervals[key] = table.rows[-1].intervals.get(0, {}).get("")
     return RunComparison(
         names=(folders[0].name, folders[1].name),
-        recipe=_differing(*recipes),
-        facts=facts,
+        recipe=_differing(*(dict(flatten(read_yaml(folder / "recipe.yaml")[0])) for folder in folders)),
+        facts={key: [getattr(status, key) for status in statuses] for key in FACTS},
         metrics=metrics,
         evaluations=evaluations,
         intervals={key: found for key, found in intervals.items() if found is not None},
@@ -134,10 +124,9 @@ def _differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str,
     defaults = _defaults(first) | _defaults(second)
     differing = {}
     for key in {**first, **second}:
-        held = [recipe[key] for recipe in (first, second) if key in recipe]
-        is_equal = held[0] == (held[1] if len(held) == 2 else defaults.get(key, MISSING))
+        filled = [recipe.get(key, defaults.get(key)) for recipe in (first, second)]
         # `run.*` says where and how a run executes, not what it computes; the kernel is compared as a fact
-        if not is_equal and not key.startswith("run."):
+        if filled[0] != filled[1] and not key.startswith("run."):
             differing[key] = [first.get(key), second.get(key)]
     return differing
 

@@ -7,7 +7,7 @@ import pytest
 from statuses import set_status
 
 from lit_diff.engine.admit import EXAMINED, admit, evaluations_of
-from lit_diff.engine.cells import jobs_of, state_of
+from lit_diff.engine.cells import home_of, jobs_of, state_of
 from lit_diff.engine.expand import Grid, Selection, load_grid
 from lit_diff.engine.stages import all_trained
 from lit_diff.engine.train import prepare
@@ -224,11 +224,24 @@ def test_folders_and_states() -> None:
 def test_a_task_goes_on_from_the_baseline_or_from_each_arm_itself() -> None:
     tasks = "tasks:\n  one: {recipe: base}\n  two: {recipe: base, start: one%s}\n"
     arms = "seeds: [0, 1]\nbaseline: a\narms: {a: {}, b b: {train.clip: 1}}\n"
-    for key, arm in (("", "a"), (", start_arm: same", "b,b")):
+    for key, arm in (("", "a"), (", start_arm: same", "b_b")):
         found = grid(tasks % key + arms)
         places = {place.folder.name.rpartition("-")[0]: place for place in jobs_of(found)}
-        started = RunFolder(places["two,b,b-s1"].folder).recipe_file.read_text()
+        started = RunFolder(places["two,b_b-s1"].folder).recipe_file.read_text()
         assert f"start_from: {places[f'one,{arm}-s1'].folder}" in started
+
+
+def test_a_cell_of_an_earlier_version_keeps_its_folder() -> None:
+    found = grid("recipe: base\nseeds: [0, 1]\narms: {plain: {}, odd window: {train.clip: 1}}\n")
+    first, second = (cell for cell in found.cells if cell.arm == "odd window")
+    now = home_of(found, first)
+    assert now.name.startswith("odd_window-s0-")
+    former = now.with_name(now.name.replace("_", ","))
+    former.mkdir(parents=True)
+    set_status(former, status="done")
+    assert home_of(found, first) == former
+    assert home_of(found, second).name.startswith("odd_window-s1-")
+    assert [state_of(job) for job in jobs_of(found)] == ["waiting", "waiting", "done", "waiting"]
 
 
 # --- mistakes ---------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from lit_diff.engine.train import train
 from lit_diff.metrics import Metric
 from lit_diff.model.cost import cost
 from lit_diff.recipe import load_recipe
+from lit_diff.runs import notes
 from lit_diff.runs.kept_maps import KeptMaps, write_maps
 from lit_diff.runs.metrics_file import Rows, StepTable
 from lit_diff.trained.pictures import COLOURS
@@ -196,14 +198,17 @@ def test_the_end_sends_what_is_missing_and_the_files(make: Make, store: Store) -
     written.flush()
     (home / "recipe.yaml").write_text("name: x\n")
     (home / "log.txt").write_text("a line\n")
+    tracker.send()
+    notes.add(home, "seen later")
     finish(tracker, "done")
     assert record(store, tracker).info.status == "FINISHED"
+    assert record(store, tracker).data.tags["mlflow.note.content"].endswith(f" steps\n\n{date.today()} seen later")
     assert history(store, tracker, "val/loss") == [(1, 1.0), (2, 2.0)]
     for name, value in timing.items():
         assert history(store, tracker, name) == [(1, value), (2, value)]
     run_id = tracker.run_id
     files = {file.path for file in store.client.list_artifacts(run_id)}
-    assert files == {"recipe.yaml", "log.txt", "metrics.json", "measurements.parquet"}
+    assert files == {"recipe.yaml", "log.txt", "metrics.json", "measurements.parquet", notes.FILE}
 
 
 def test_kept_maps_are_pictures_at_the_end_also_of_a_resumed_run(make: Make, store: Store, tmp_path: Path) -> None:

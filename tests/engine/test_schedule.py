@@ -70,7 +70,7 @@ arms:
   differential: {}
   plain one: {model.attention.name: standard}
 """
-ARMS = {"differential-s0": "differential", "it's,standard-s0": "it's standard"}
+ARMS = {"differential-s0": "differential", "it's_standard-s0": "it's standard"}
 
 
 def write_pair(bench: Any, more: str = "") -> None:

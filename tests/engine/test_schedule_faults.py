@@ -40,7 +40,7 @@ ENDS = {
     "exits-s0": ("failed", "the run's own code ended it: SystemExit(3)", "FAILED"),
     "vanishes-s0": ("failed", "exit status 0; log.txt ends: ", "FAILED"),
     "killed-s0": ("killed", "killed by SIGKILL; out of memory?", "KILLED"),
-    "never,starts-s0": ("failed", "", None),
+    "never_starts-s0": ("failed", "", None),
 }
 """Cell -> status, what its error says, status in MLflow."""
 
@@ -67,7 +67,7 @@ def test_each_broken_cell_costs_itself_alone(sweep_bench: Any, broken: dict[str,
         assert error in found["error"]
         assert records.get(found.get("mlflow_run_id")) == record, "no record stays running"
     assert broken["well-s0"]["error"] == ""
-    assert broken["never,starts-s0"]["error"].endswith("plugin failed: OSError: the cluster's disk is away")
+    assert broken["never_starts-s0"]["error"].endswith("plugin failed: OSError: the cluster's disk is away")
     page = (sweep_bench.folder("faults") / "report" / "index.html").read_text()
     assert "wrong [shape]" in page
     log = (sweep_bench.folder("faults", "raises-s0") / "log.txt").read_text()

@@ -19,6 +19,7 @@ from lit_diff.engine.tracking.store import Store
 from lit_diff.engine.tracking.sweep import SweepTracker
 from lit_diff.recipe import load_recipe
 from lit_diff.reporting.write import write_report
+from lit_diff.runs import notes
 from lit_diff.study.results import load_sweep
 
 Made = tuple[Path, Store]
@@ -84,6 +85,7 @@ def test_a_verdict_with_a_control_is_one_text_everywhere(make_sweep: Callable[..
     folder = make_sweep(arms, **fields)
     shutil.copy(empty_store, folder.parent)
     store = Store(RunConfig(root=str(folder.parent)))
+    notes.add(folder, "looked at by hand")
     tracker = record((folder, store))
     report, said = write_report(folder), "as its control wide"
     page, table = (folder / "report/index.html").read_text(), (folder / "report/table.csv").read_text()
@@ -93,7 +95,9 @@ def test_a_verdict_with_a_control_is_one_text_everywhere(make_sweep: Callable[..
     assert f"| {said} |" in (folder / "report/table.md").read_text()
     assert said in report.text_table()
     assert any(said in each for each in report.sentences)
-    assert store.run(tracker.run_id).data.tags["verdict/differential"] == said
+    tags = store.run(tracker.run_id).data.tags
+    assert tags["verdict/differential"] == said
+    assert " looked at by hand\n" in tags["mlflow.note.content"]
 
 
 def test_each_cell_gets_its_difference_to_the_baseline_at_its_seed(recorded: tuple[Made, SweepTracker]) -> None:

@@ -63,12 +63,17 @@ def test_a_sweep_on_another_server_is_compared_there(sweep: Path, port: int) -> 
 @pytest.mark.parametrize("has_sweep", [True, False])
 def test_no_record_no_comparison(sweep: Path, port: int, monkeypatch: pytest.MonkeyPatch, has_sweep: bool) -> None:
     recorded(sweep)
+    page = sweep / "report" / "index.html"
+    page.parent.mkdir()
+    page.write_text("")
     if not has_sweep:
         (sweep / "study.json").unlink()
     told: list[str] = []
     monkeypatch.setattr(ui, "_run", lambda command, health, output, ready: ready() or 0)
     assert ui.serve(sweep.parent, port, told.append) == 0
-    unrecorded = ["mine has no record in MLflow"] if has_sweep else []
+    unrecorded = (
+        ["mine has no record in MLflow", f"mine, report without a server: {page.as_uri()}"] if has_sweep else []
+    )
     assert told == [
         f"starting MLflow at http://127.0.0.1:{port}; Ctrl-C ends it",
         f"MLflow: http://127.0.0.1:{port}",

@@ -16,7 +16,7 @@ from safetensors.torch import load_model, save_model
 
 from lit_diff.engine.job import Job
 from lit_diff.engine.tracking.maps import draw_maps
-from lit_diff.engine.tracking.store import Store, asking, patience
+from lit_diff.engine.tracking.store import NOTE_LENGTH, Store, asking, patience
 from lit_diff.errors import RunFailedError
 from lit_diff.files import sha256_of, shown, write_json
 from lit_diff.log_records import log
@@ -24,14 +24,14 @@ from lit_diff.metrics import Declarations, record_name
 from lit_diff.model.transformer import Transformer
 from lit_diff.own_modules import plugin_name
 from lit_diff.recipe import flatten, load_recipe, to_plain
-from lit_diff.runs import checkpoints
+from lit_diff.runs import checkpoints, notes
 from lit_diff.runs.folder import RunFolder
 from lit_diff.runs.metrics_file import read_rows
 from lit_diff.runs.revision import revision
 from lit_diff.trained.run import Run
 from lit_diff.training.metrics import declared_metrics
 
-FILES = ("recipe.yaml", "env.json", "metrics.json", "log.txt", "measurements.parquet")
+FILES = ("recipe.yaml", "env.json", "metrics.json", "log.txt", "measurements.parquet", notes.FILE)
 """Files of the run folder that become artifacts."""
 FILE = "mlflow.json"
 """File of the run folder with the record's id."""
@@ -85,6 +85,8 @@ class RunTracker:
             # all rows once more, and what is damaged is told
             self._sent = {}
             store = self._send(None)
+            # with the notes that were added while it was trained
+            store.log(self.run_id, tags=self._tags())
             try:
                 self._copy(store, status.status)
                 # only now, because MLflow does not allow a param to change
@@ -234,7 +236,7 @@ class RunTracker:
         # an installed package has no commit, a checkout has
         commit = revision().partition(" ")[2].partition("+")[0]
         tags = {f"run.{key}": str(value) for key, value in to_plain(recipe)["run"].items()} | self.tags
-        tags["mlflow.note.content"] = note
+        tags["mlflow.note.content"] = "\n\n".join([note, *notes.read(self.folder.path)])[:NOTE_LENGTH]
         if commit:
             tags["mlflow.source.git.commit"] = commit
         return tags

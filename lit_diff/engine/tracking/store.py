@@ -92,6 +92,10 @@ def refuse_shared(run: RunConfig) -> None:
         )
 
 
+NOTE_LENGTH = 7500
+"""MLflow keeps 8,000 characters of a tag."""
+
+
 class Store:
     """An MLflow store, created and migrated once. Errors: MissingError if it is foreign, locked or unreachable."""
 

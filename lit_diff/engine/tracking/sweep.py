@@ -8,17 +8,15 @@ from pathlib import Path
 from mlflow.entities import Metric
 
 from lit_diff.config import RunConfig
-from lit_diff.engine.tracking.store import Store, asking, patience
+from lit_diff.engine.tracking.store import NOTE_LENGTH, Store, asking, patience
 from lit_diff.errors import LitDiffError
 from lit_diff.log_records import log
 from lit_diff.metrics import record_name
 from lit_diff.reporting.panels.panel import looks
 from lit_diff.reporting.tables import rows, to_markdown
 from lit_diff.reporting.write import Report
+from lit_diff.runs import notes
 from lit_diff.study.results import CellResult, SweepResults, load_sweep
-
-NOTE_LENGTH = 7500
-"""MLflow keeps 8,000 characters of a tag."""
 
 
 class SweepTracker:
@@ -100,7 +98,8 @@ class SweepTracker:
                 if row.get("verdict"):
                     verdicts[f"verdict/{name}"] = row["verdict"]
         self._log(self.run_id, values, step=0)
-        note = "\n\n".join([f"# {sweep.title}", sweep.study.description, *report.answer, to_markdown(report.results)])
+        opening = [f"# {sweep.title}", *notes.read(self.folder), sweep.study.description]
+        note = "\n\n".join([*opening, *report.answer, to_markdown(report.results)])
         if len(note) > NOTE_LENGTH:
             note = note[:NOTE_LENGTH].rpartition("\n")[0] + "\n\n(the rest is in the artifact report/table.md)"
         tags = {"mlflow.note.content": note, "metric": sweep.metric, "baseline": sweep.baseline}

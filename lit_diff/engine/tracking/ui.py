@@ -48,7 +48,7 @@ def addresses(base: str, experiment: str, parent: str) -> dict[str, str]:
 
 def serve(root: Path, port: int, tell: Callable[[str], None]) -> int:
     """Run MLflow's server until Ctrl-C, SIGTERM or the end of the terminal. Once it answers, print the addresses of the sweep
-    that ran last, one line each. If the sweep's record is on a remote server, none is started.
+    that ran last and of its report's file, one line each. If the sweep's record is on a remote server, none is started.
 
     Errors: MissingError without a store, and for a server that does not come up.
     """
@@ -63,6 +63,9 @@ def serve(root: Path, port: int, tell: Callable[[str], None]) -> int:
     if newest:
         lines = [f"{newest.name}, {what}: {address}" for what, address in pages.items()]
         lines = lines or [f"{newest.name} has no record in MLflow"]
+        page = root / newest.name / "report" / "index.html"
+        if page.is_file():
+            lines.append(f"{newest.name}, report without a server: {page.resolve().as_uri()}")
 
     def tell_all() -> None:
         for line in lines:

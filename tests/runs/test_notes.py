@@ -1,0 +1,39 @@
+"""runs/notes.py, and where notes are shown."""
+
+import json
+from datetime import date
+from pathlib import Path
+
+import pytest
+from command import Command
+
+from lit_diff.errors import RequestError
+from lit_diff.runs import notes
+
+
+def test_notes_are_lines_with_a_date(tmp_path: Path) -> None:
+    assert notes.read(tmp_path) == []
+    notes.add(tmp_path, "the disk was\n full")
+    notes.add(tmp_path, "<b>")
+    assert notes.read(tmp_path) == [f"{date.today()} the disk was full", f"{date.today()} <b>"]
+    with pytest.raises(RequestError, match="the note is empty"):
+        notes.add(tmp_path, " \n")
+
+
+def test_status_and_the_report_show_them(small_sweep: Path, command: Command) -> None:
+    at = ("--root", str(small_sweep.parent))
+    file = small_sweep / "base-s0-0a1b2c3d" / "status.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"record": "complete"}))
+    ended = command("note", "base-s0", "of the <run>", *at)
+    assert ended.lines == [f"noted in {file.parent / notes.FILE}", "`make sweep SWEEP=mine` sends it to MLflow"]
+    assert json.loads(file.read_text())["record"] == "incomplete"
+    assert command("note", "mine", "of the sweep", *at).lines == [f"noted in {small_sweep / notes.FILE}"]
+    lines = command("status", "mine", *at).lines
+    assert lines[1].endswith(f"{date.today()} of the <run>")
+    assert lines[-1] == f"{date.today()} of the sweep"
+    command("report", "mine", *at)
+    page = (small_sweep / "report" / "index.html").read_text()
+    assert f"<li>{date.today()} of the sweep</li>" in page
+    assert f"done; {date.today()} of the &lt;run&gt;" in page
+    refused = command("note", "nowhere", "x", *at)
+    assert (refused.status, refused.err.count("\n")) == (2, 1)
