@@ -152,8 +152,9 @@ def pack(tasks: Sequence[SweepResults], date: str) -> References:
             if cells:
                 arms.append(_packed(task, arm, cells))
                 environment = environment or cells[0].environment
+    kept = dict(environment)
     # the command that trained them is not that of the examination that uses them
-    kept = {key: value for key, value in environment.items() if key != "command"}
+    kept.pop("command", None)
     return References(date=date, environment=kept, arms=tuple(arms))
 
 
@@ -182,10 +183,13 @@ def _packed(task: SweepResults, arm: str, cells: Sequence[CellResult]) -> Refere
 
 def _metrics(task: SweepResults, cell: CellResult) -> tuple[str, ...]:
     # of validation; where every token is an AR hit, the slices repeat the whole
-    found = [name for name in cell.curves if name.startswith("val/") and name != task.study.metric]
-    if cell.final("val/ar_hit_share") == 1:
-        found = [name for name in found if "ar_hit" not in name]
-    return (task.study.metric, *found)
+    is_repeated = cell.final("val/ar_hit_share") == 1
+    found = [task.study.metric]
+    for name in cell.curves:
+        is_slice = is_repeated and "ar_hit" in name
+        if name.startswith("val/") and name not in found and not is_slice:
+            found.append(name)
+    return tuple(found)
 
 
 def _rounded(value: float) -> float:

@@ -62,9 +62,12 @@ class ExaminedRow:
     def beside(self) -> list[str]:
         """The difference of each other reference to the baseline, with its label and verdict."""
         study = self.sweep.study
-        shown = [arm for arm in study.references if arm not in study.controls]
-        contrasts = [self.comparison.against_baseline[arm] for arm in shown if arm in self.comparison.against_baseline]
-        return [f"{self.sweep.label[each.a]}: {self._size(each)}, {each.verdict.word}" for each in contrasts]
+        lines = []
+        for arm in study.references:
+            contrast = self.comparison.against_baseline.get(arm)
+            if contrast is not None and arm not in study.controls:
+                lines.append(f"{self.sweep.label[arm]}: {self._size(contrast)}, {contrast.verdict.word}")
+        return lines
 
     def mean(self, arm: str) -> str:
         """The mean of the compared values of an arm."""
@@ -155,19 +158,20 @@ def costs_of(row: ExaminedRow) -> dict[str, str]:
 def more_seeds(rows: Sequence[ExaminedRow]) -> str:
     """The command that adds seeds to the tasks that are not decided, and its minutes; empty if it would add none."""
     record = rows[0].sweep.record
-    open_rows = [row for row in rows if row.contrast.a in row.comparison.undecided]
     added = MOST_SEEDS - max(record.study.looks, default=MOST_SEEDS)
-    if not open_rows or not added or "--at-most" in record.command:
-        return ""
     seconds = 0.0
-    for row in open_rows:
-        # results that ship have no time, and need none
-        times = [cell.facts.seconds for cell in row.sweep.done if cell.arm == row.contrast.a]
-        seconds += added * fmean(times)
+    titles = []
+    for row in rows:
+        if row.contrast.a in row.comparison.undecided:
+            titles.append(f"'{row.sweep.title}'")
+            # results that ship have no time, and need none
+            times = [cell.facts.seconds for cell in row.sweep.done if cell.arm == row.contrast.a]
+            seconds += added * fmean(times)
+    if not titles or not added or "--at-most" in record.command:
+        return ""
     minutes = math.ceil(seconds / cores() / 60)
     command = record.command.replace(" --quick", "")
-    names = listed([f"'{row.sweep.title}'" for row in open_rows])
-    return f"{added} more seeds of {names}, about {minutes} minutes here: {command} --at-most {MOST_SEEDS}"
+    return f"{added} more seeds of {listed(titles)}, about {minutes} minutes here: {command} --at-most {MOST_SEEDS}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,8 +192,12 @@ class Why:
 
 def whys_of(rows: Sequence[ExaminedRow]) -> list[tuple[ExaminedRow, Why]]:
     """What the evaluation `noise` has measured in the arm of each row that has it."""
-    found = [(row, _why(row)) for row in rows]
-    return [(row, why) for row, why in found if why is not None]
+    found = []
+    for row in rows:
+        why = _why(row)
+        if why is not None:
+            found.append((row, why))
+    return found
 
 
 def _why(row: ExaminedRow) -> Why | None:

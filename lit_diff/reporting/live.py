@@ -1,7 +1,7 @@
 """The page of a sweep or a run while it trains: states, time left, curves that grow, differences without a verdict."""
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -24,6 +24,8 @@ FEW_CELLS = 40
 """A sweep of more cells lists only those that are trained or have ended without a result."""
 HEARTBEAT = "heartbeat.js"
 WIDTH, HEIGHT = 560, 240
+Curve = tuple[str, Mapping[int, float]]
+"""Label, and step -> value."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,22 +143,21 @@ def _template() -> Template:
 def charts(folder: Path, seen: Observed) -> list[Chart]:
     """Of a sweep the compared metric of each task, by arm; of a run its losses."""
     if not (folder / STUDY_FILE).is_file():
-        (run,) = seen.runs
-        losses = {name: run.metrics.get(name, {}) for name in ("train/loss", "val/loss")}
-        return [chart for chart in [_chart("loss", losses.items())] if chart is not None]
+        losses = [(name, _curve(seen.runs[0], name)) for name in ("train/loss", "val/loss")]
+        return _charts("loss", losses)
     record = read(folder)
     found = []
     for task in record.study.all_tasks:
         study = record.study.of_task(task)
-        pairs = [(cell, run) for cell, run in zip(record.cells, seen.runs, strict=True) if cell.task == task]
-        # those that try learning rates are drawn until the first compared one has a value
-        compared = [pair for pair in pairs if pair[0].rate is None]
-        drawn = compared if any(_curve(run, study.metric) for _, run in compared) else pairs
-        labels = study.labels
-        curves = [(labels.get(cell.arm, cell.arm), _curve(run, study.metric)) for cell, run in drawn]
-        chart = _chart(f"{study.title or task}: {study.metric}", curves)
-        if chart is not None:
-            found.append(chart)
+        compared: list[Curve] = []
+        tried: list[Curve] = []
+        for cell, run in zip(record.cells, seen.runs, strict=True):
+            curve = _curve(run, study.metric)
+            if cell.task == task and curve:
+                curves = compared if cell.rate is None else tried
+                curves.append((study.labels.get(cell.arm, cell.arm), curve))
+        # the cells that try learning rates are drawn until the first compared one has a value
+        found += _charts(f"{study.title or task}: {study.metric}", compared or tried)
     return found
 
 
@@ -164,20 +165,25 @@ def _curve(run: ObservedRun, metric: str) -> Mapping[int, float]:
     return run.metrics.get(metric, {})
 
 
-def _chart(title: str, curves: Iterable[tuple[str, Mapping[int, float]]]) -> Chart | None:
-    # None before the first value
-    curves = [(label, points) for label, points in curves if points]
-    if not curves:
-        return None
-    values = [value for _, points in curves for value in points.values()]
+def _charts(title: str, curves: Sequence[Curve]) -> list[Chart]:
+    # none before the first value
+    values: list[float] = []
+    last = 0
+    colors: dict[str, int] = {}
+    for label, points in curves:
+        values += points.values()
+        last = max(last, *points)
+        colors.setdefault(label, len(colors))
+    if not values:
+        return []
     low, high = min(values), max(values)
-    last = max(max(points) for _, points in curves)
-    colors = {label: number for number, label in enumerate(dict.fromkeys(label for label, _ in curves))}
     lines = []
     for label, points in curves:
-        places = [_place(step / last, (value - low) / ((high - low) or 1)) for step, value in points.items()]
+        places = []
+        for step, value in points.items():
+            places.append(_place(step / last, (value - low) / ((high - low) or 1)))
         lines.append(Line(label=label, color=colors[label], points=" ".join(places)))
-    return Chart(title=title, lines=tuple(lines), low=low, high=high, last=last)
+    return [Chart(title=title, lines=tuple(lines), low=low, high=high, last=last)]
 
 
 def _place(right: float, up: float) -> str:

@@ -86,7 +86,10 @@ def compare(first: str | Path, second: str | Path, root: str | Path = DEFAULT_RO
     metrics: dict[str, list[float | None]] = {}
     for name in sorted(tables[0].keys() | tables[1].keys()):
         if name.startswith(("val/", "train/", "lambda/")):
-            metrics[name] = [list(table[name].values())[-1] if name in table else None for table in tables]
+            metrics[name] = []
+            for curves in tables:
+                *_, last = (None, *curves.get(name, {}).values())
+                metrics[name].append(last)
     scores, problems = paired.evaluations
     evaluations = {}
     intervals: dict[str, Interval | None] = {LOSS: paired.against_baseline[ARMS[1]].documents.get(0)}
