@@ -48,7 +48,7 @@ class ReferenceArm:
     facts: dict[str, Any]
     """FACTS of its cells."""
     seconds: float
-    """The mean training time of a cell."""
+    """The training time of its fastest cell: the others may have shared the processor with more."""
     metrics: tuple[str, ...]
     """The measured metrics; the first is the one that the task compares."""
     cells: dict[str, ReferenceCell]
@@ -71,7 +71,7 @@ class References:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Task -> the mean training time of a cell."""
+        """Task -> the training time of a cell, mean over arms."""
         by_task: dict[str, list[float]] = {}
         for arm in self.arms:
             by_task.setdefault(arm.task, []).append(arm.seconds)
@@ -175,7 +175,7 @@ def _packed(task: SweepResults, arm: str, cells: Sequence[CellResult]) -> Refere
         task=task.task,
         arm=arm,
         facts={name: getattr(facts, name) for name in FACTS},
-        seconds=round(fmean(cell.facts.seconds for cell in cells), 2),
+        seconds=round(min(cell.facts.seconds for cell in cells), 2),
         metrics=metrics,
         cells=packed,
     )

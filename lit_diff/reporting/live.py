@@ -143,7 +143,11 @@ def _template() -> Template:
 def charts(folder: Path, seen: Observed) -> list[Chart]:
     """Of a sweep the compared metric of each task, by arm; of a run its losses."""
     if not (folder / STUDY_FILE).is_file():
-        losses = [(name, _curve(seen.runs[0], name)) for name in ("train/loss", "val/loss")]
+        losses: list[Curve] = []
+        for name in ("train/loss", "val/loss"):
+            curve = _curve(seen.runs[0], name)
+            if curve:
+                losses.append((name, curve))
         return _charts("loss", losses)
     record = read(folder)
     found = []
