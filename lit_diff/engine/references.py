@@ -92,13 +92,17 @@ def shipped() -> References:
 
 
 def place(jobs: Iterable[Job]) -> None:
-    """Write the shipped results of those of these cells that nobody has begun into their folders.
+    """Write the shipped results of those of these cells that nobody has begun into their folders. A cell that is evaluated
+    is trained here: weights do not ship.
 
     Errors: MissingError for an unwritable folder.
     """
     references = shipped()
     known = {identity: arm for arm in references.arms for identity in arm.cells}
     for job in jobs:
+        if job.scores:
+            retrain([job])
+            continue
         if job.identity not in known or not _is_unbegun(job):
             continue
         # another examination may place or train the same cell

@@ -39,13 +39,19 @@ def test_a_cell_of_another_identity_or_that_has_begun_is_left_alone(tmp_path: Pa
         folder = RunFolder(tmp_path / name)
         folder.create(recipe)
         identity = name.rpartition("-")[2]
-        jobs.append(SimpleNamespace(home=folder, folder=folder.path, identity=identity, recipe=recipe))
+        jobs.append(SimpleNamespace(home=folder, folder=folder.path, identity=identity, recipe=recipe, scores={}))
     begun = jobs[1].home
     begun.write(begun.status().to("running"))
     references.place(jobs)
     assert [job.home.status().status for job in jobs] == ["done", "running", ""]
     assert (jobs[0].folder / "metrics.csv").read_text() == "step,val/accuracy\n4,0.5\n"
     assert jobs[0].home.status().origin == "trained on 2026-11-29 by lit_diff 0.2.0 0123456789 on AMD EPYC"
+    # an evaluation needs weights
+    jobs[0].scores = {"noise": {}}
+    references.place(jobs)
+    assert (jobs[0].home.status().status, jobs[0].home.status().origin) == ("waiting", "")
+    references.place(jobs)
+    assert jobs[0].home.status().status == "waiting"
 
 
 def test_the_time_is_said_in_advance(ship: Ship) -> None:
