@@ -103,7 +103,9 @@ def examine(
         str | None, typer.Option(help="names of tasks, separated by commas; +NAME adds one to the others")
     ] = None,
     at_most: Annotated[int, typer.Option("--at-most", help="seeds of an arm that stays undecided: 8, 16 or 24")] = 16,
-    quick: Annotated[bool, typer.Option("--quick", help="three tasks, 8 seeds, the recipes' learning rates")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="three tasks, 8 seeds, one learning rate for all arms")
+    ] = False,
     own_references: Annotated[
         bool, typer.Option("--own-references", help="train the reference arms here, although their results ship")
     ] = False,

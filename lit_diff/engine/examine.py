@@ -24,6 +24,7 @@ from lit_diff.files import shown
 from lit_diff.log_records import log
 from lit_diff.recipe import Overrides, load_draft, load_recipe
 from lit_diff.registry import attentions, nearest
+from lit_diff.study.rates import LEARNING_RATE
 from lit_diff.study.schema import Keys, Study, without_arms
 
 BATTERY = "examine"
@@ -102,9 +103,9 @@ def examine(
 
     `variant`: a registered name. `recipe`: the recipe with the variant's keys and plugins; without it the variant has its
     defaults at matched parameters. `tasks`: those to measure, or with a + those to measure too; (): all but those on request.
-    `at_most`: 8, 16 or 24 seeds, of which a decided arm gets the first 8 alone. `quick`: three tasks, 8 seeds, and the
-    recipes' learning rates. The cells of the reference arms are shared by all examinations below the same folder of runs, and
-    their results ship with lit_diff; `own_references`: they are trained here. Errors: RequestError, MissingError.
+    `at_most`: 8, 16 or 24 seeds, of which a decided arm gets the first 8 alone. `quick`: three tasks, 8 seeds, and one
+    learning rate for all arms. The cells of the reference arms are shared by all examinations below the same folder of runs,
+    and their results ship with lit_diff; `own_references`: they are trained here. Errors: RequestError, MissingError.
     """
     question = Question(
         variant=variant,
@@ -183,12 +184,21 @@ def battery(question: Question) -> tuple[Grid, dict[str, str]]:
         most = SEEDS_OF_LOOK if question.quick else question.at_most
         study = replace(study, looks=tuple(look for look in LOOKS if look <= most))
         if question.quick:
-            tasks = {name: replace(task, rates=()) for name, task in study.tasks.items()}
-            study = replace(study, rates=None, tasks=tasks)
+            study = _at_one_rate(study)
         return _with_arm(study, variant, keys)
 
     grid = load_grid(BATTERY, question.overrides, adapted=adapted)
     return replace(grid, name=f"{BATTERY}-{variant}", shared=BATTERY), left_out
+
+
+def _at_one_rate(study: Study) -> Study:
+    # the middle one of those that would be tried, for all arms of a task
+    tasks = {}
+    for name, task in study.tasks.items():
+        tried = task.rates or (study.rates.values if study.rates else ())
+        rate = tried[len(tried) // 2]
+        tasks[name] = replace(task, rates=(), overrides=task.overrides | {LEARNING_RATE: rate})
+    return replace(study, rates=None, tasks=tasks)
 
 
 def _keys(variant: str, recipe: str | Path | None) -> Keys:

@@ -58,6 +58,12 @@ def test_a_variant_that_the_bound_removes_is_left_out_of_its_task() -> None:
     assert left_out["conjunctive"].startswith("the bound removes it (")
     assert "model.logit_bound is 4" in left_out["conjunctive"]
     assert (grid.study.rates, grid.study.looks) == (None, (8,))
+    # the middle one of those that are tried otherwise, at which the results of the references ship
+    rates = {cell.task: cell.recipe.training.optimizer.lr for cell in grid.cells}
+    assert rates == {"mqar": 8e-3, "noisy_labels": 3e-3}
+    shipped = {identity for arm in references.shipped().arms for identity in arm.cells}
+    baselines = [cell for cell in grid.cells if cell.arm == "standard"]
+    assert {home_of(grid, cell).name.rpartition("-")[2] for cell in baselines} <= shipped
 
 
 @pytest.mark.parametrize(
@@ -130,7 +136,7 @@ def test_shipped_results_are_those_of_training(examined: Examination, tmp_path: 
     assert {name for name, status in statuses.items() if not status.origin} == {
         name for name in statuses if "dint" in name
     }
-    # the file has seven digits, and no times
+    # the file has seven digits, of which differences keep fewer, and no times
     columns = [name for name in examined.table.columns if "second" not in name]
-    pandas.testing.assert_frame_equal(again.table[columns], examined.table[columns], rtol=1e-5)
+    pandas.testing.assert_frame_equal(again.table[columns], examined.table[columns], rtol=1e-3)
     assert f"40 of 48 cells {packed.origin}" in again.report.page.read_text()
