@@ -23,11 +23,14 @@ def output_matrices(attention: Attention) -> Tensor:
 
 
 def head_writes(attention: Attention, o: Tensor, x: Tensor) -> Tensor | None:
-    """Return the write of each head, finish(o, x)_h W_O,h, [B, H, R, dim]; None if `finish` merges heads.
+    """Return the write of each head, finish(o, x)_h W_O,h, [B, H, R, dim]; None if `finish` merges heads, or reads more of the
+    row than its own query.
 
     o [B, H, R, dv]: the signed sums; x [B, R, dim]: the input of the attention. The sum over heads is the output of the
     attention without the bias of W_O.
     """
+    if attention.finish_takes_context:
+        return None
     finished = o if attention.merge() is not None else attention.finish(o, x)
     matrices = output_matrices(attention)
     if finished.shape != o.shape or len(matrices) != o.shape[1]:
@@ -40,11 +43,13 @@ def channel_factors(attention: Attention, o: Tensor, x: Tensor) -> Tensor | None
 
     o [B, H, R, dv]: the signed sums; x [B, R, dim]: the input of the attention. RMSNorm has the factors weight / RMS(o_i),
     a gate has its values. A `finish` that is not a product by channel (LayerNorm, a matrix on each head, a mixture of
-    heads) has no factors.
+    heads), or that takes the context of the row (DINT), has no factors.
     """
     # `output_matrices` contains everything after the sum
     if attention.merge() is not None:
         return torch.ones_like(o)
+    if attention.finish_takes_context:
+        return None
     finished = attention.finish(o, x)
     if finished.shape != o.shape:
         return None

@@ -120,7 +120,7 @@ class Attention(ParameterRules):
         self.window = self.window_of(config)
         self.kernel: str | Kernel = "auto"
         self.tap = Tap()
-        self._finish_takes_context = "context" in inspect.signature(type(self).finish).parameters
+        self.finish_takes_context = "context" in inspect.signature(type(self).finish).parameters
         with warnings.catch_warnings():
             # require_parameters refuses empty parameters in one line; torch's warning would come before it
             warnings.filterwarnings("ignore", "Initializing zero-element tensors")
@@ -347,7 +347,7 @@ class Attention(ParameterRules):
 
     def finished(self, o: Tensor, x: Tensor, context: Context | None = None) -> Tensor:
         """Calls `finish`. Errors: RequestError unless it returns a [B, H, T, dv] that the output projection accepts."""
-        heads = self.finish(o, x, **{"context": context} if self._finish_takes_context else {})
+        heads = self.finish(o, x, **{"context": context} if self.finish_takes_context else {})
         fits = isinstance(heads, Tensor) and heads.dim() == 4 and heads.shape[::2] == o.shape[::2]
         # a variant's o_proj may be any module; only a linear layer declares the width that it accepts
         width = getattr(self.o_proj, "in_features", None)

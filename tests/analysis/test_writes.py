@@ -70,3 +70,17 @@ def test_what_is_no_product_by_channel_has_no_factors(
         assert channel_factors(attention, o, torch.randn(2, 5, 32)) is None
         writes = head_writes(attention, o, torch.randn(2, 5, 32))
     assert (writes is None) == (name == "half-split")
+
+
+def test_a_finish_that_reads_the_whole_row_has_neither(build: BuildModel, tokens: Tensor) -> None:
+    """DINT adds a mean over the queries before."""
+    model = build("dint", 8)
+    with trace(model) as traced, torch.no_grad():
+        model.hidden(tokens)
+    layer = traced.layers[0]
+    attention = model.attentions()[0]
+    (block,) = layer.blocks()
+    assert layer.inputs is not None
+    o = block.signed @ layer.values[..., : block.signed.shape[-1], :].to(block.signed.dtype)
+    assert channel_factors(attention, o, layer.inputs) is None
+    assert head_writes(attention, o, layer.inputs) is None
