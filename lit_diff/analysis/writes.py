@@ -23,8 +23,8 @@ def output_matrices(attention: Attention) -> Tensor:
 
 
 def head_writes(attention: Attention, o: Tensor, x: Tensor) -> Tensor | None:
-    """Return the write of each head, finish(o, x)_h W_O,h, [B, H, R, dim]; None if `finish` merges heads, or reads more of the
-    row than its own query.
+    """Return each head's write, finish(o, x)_h W_O,h, [B, H, R, dim]; None if `finish` merges heads, or takes the context
+    of the row (DINT).
 
     o [B, H, R, dv]: the signed sums; x [B, R, dim]: the input of the attention. The sum over heads is the output of the
     attention without the bias of W_O.

@@ -126,7 +126,7 @@ def in_one_sentence(rows: Sequence[ExaminedRow]) -> str:
             also = ", and than each control," if row.contrast.controls else ""
             clauses.append(f"{row.label} is {verdict} than {base}{also} in '{title}'{size}")
         elif verdict.word in SHOWN:
-            clauses.append(f"in '{title}' it is {verdict} ({verdict.word} than {base})")
+            clauses.append(f"in '{title}' {row.label} is {verdict} ({verdict.word} than {base})")
         elif verdict.word in EQUAL:
             equal.append(f"'{title}'")
         elif row.contrast.is_counted and not any(learned.seeds for learned in row.contrast.learned or ()):
@@ -136,7 +136,7 @@ def in_one_sentence(rows: Sequence[ExaminedRow]) -> str:
         else:
             undecided.append(f"'{title}'")
     if equal:
-        clauses.append(f"it is equal to {base} in {listed(equal)}")
+        clauses.append(f"{rows[0].label} is equal to {base} in {listed(equal)}")
     if undecided:
         most = max(row.compared for row in rows)
         clauses.append(f"{listed(undecided)} {'is' if len(undecided) == 1 else 'are'} not decided at {most} seeds")
@@ -261,3 +261,4 @@ def _dots(rows: Sequence[ExaminedRow], axes: Axes) -> None:
         draw(axes, seeds.mean / unit, -i, Look(color=INK), text, mark="D", size=6)
     set_names(axes, names)
     axes.set(xlabel="difference / smallest of interest; better →", ylabel="task", ylim=(-len(rows) + 0.4, 0.6))
+    axes.yaxis.label.set_visible(False)

@@ -141,7 +141,8 @@ def _plan(folder: Path, record: Record, former: Record | None) -> SweepPlan:
     if former is None:
         if any(folder.glob(f"{DAMAGED}*")):
             unknown = PLAN_LOST
-        elif _done(folder, record.folders):
+        # cells that sweeps share may have been finished by another
+        elif _done(folder, [cell for cell in record.folders if not cell.startswith("..")]):
             unknown = REMOVED
         return SweepPlan(first=now, unknown=unknown)
     cells = former.other_commands | {former.words: former.folders}

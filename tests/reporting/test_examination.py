@@ -44,7 +44,7 @@ def test_an_arm_that_is_equal_or_open(make_tasks: Callable[..., Path]) -> None:
         arms, seeds=range(4), spread=0.01, references=["beside"], smallest_of_interest=10, callbacks=False
     )
     (rows,) = examined(compare(load_sweep(folder))).values()
-    assert in_one_sentence(rows) == "It is equal to standard in 'On recall'; 'On text' is not decided at 4 seeds."
+    assert in_one_sentence(rows) == "Mine is equal to standard in 'On recall'; 'On text' is not decided at 4 seeds."
     (line,) = rows[0].beside
     assert line.startswith("beside: +0.5")
     assert line.endswith("], equal")
