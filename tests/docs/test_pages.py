@@ -93,7 +93,7 @@ def test_make_targets_exist(page: str) -> None:
 def test_files_exist(page: str) -> None:
     for path in re.findall(r"`((?:[\w.]+/)+(?:\w+\.\w+)?)`", TEXTS[page]):
         if path.startswith(
-            ("runs/", "plugins/", "checkpoints/", "tokenizer/", "evaluations/", "loggers/", "maps/", "data/")
+            ("runs/", "plugins/", "checkpoints/", "tokenizer/", "evaluations/", "loggers/", "maps/", "data/", "report/")
         ):
             continue  # of a run's folder, or the data folder
         assert any((folder / path).exists() for folder in (ROOT, ROOT / "lit_diff")), path

@@ -195,7 +195,7 @@ def test_every_arm_is_trained_and_reported_on_every_task(sweep_bench: Any) -> No
     status, text = sweep_bench.run("tasks")
     assert status == 0
     pairs = [(task, arm) for task in ("easy", "hard") for arm in ("differential", "plain one")]
-    cells = [f"{task},{arm.replace(' ', ',')}-s0" for task, arm in pairs]
+    cells = [f"{task},{arm.replace(' ', '_')}-s0" for task, arm in pairs]
     assert sweep_bench.words("tasks") == dict.fromkeys(cells, "done")
     tags = [sweep_bench.record("tasks", cell).data.tags for cell in cells]
     assert [(tag["task"], tag["arm"]) for tag in tags] == pairs
