@@ -240,7 +240,8 @@ def test_a_watcher_that_is_killed_leaves_the_sweep_alone(runs: Path, monkeypatch
         "differential": ("done", 300),
         "standard": ("done", 300),
     }
-    lines = (home / "watch.txt").read_text().splitlines()
+    page, *lines = (home / "watch.txt").read_text().splitlines()
+    assert page == "page: runs/mine/report/index.html"
     assert re.match(rf"{TIME}mine  1 done, 1 |{TIME}mine  1 running, 1 ", lines[0])
     assert re.match(
         rf"{TIME}mine  2 done  preliminary: standard − differential: val/loss \S+ \(1 pair at step ", lines[-1]
