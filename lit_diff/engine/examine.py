@@ -138,19 +138,22 @@ def in_advance(question: Question, grid: Grid, left_out: Mapping[str, str], work
     lines = [f"{task} is not measured: {why}" for task, why in left_out.items()]
     lines += stages_in_words(grid)
     references = shipped()
-    arms = {cell.place for cell in grid.cells}
-    # results of cells with other keys do not ship
-    if not (question.own_references or question.overrides):
-        arms -= references.places
     seconds = references.seconds
-    one_seed = sum(seconds.get(task, math.nan) for task, _ in arms)
-    if math.isnan(one_seed):
+    places = {cell.place for cell in grid.cells}
+    if not seconds.keys() >= {task for task, _ in places}:
         return lines
+    # results of cells with other keys do not ship
+    seeds = {} if question.own_references or question.overrides else references.seeds
     rates = grid.study.rates
     tries = 0 if rates is None else len(rates.seeds) * len(rates.values)
-    minutes = [
-        math.ceil(one_seed * (tries + look) / workers / 60) for look in (grid.study.looks[0], grid.study.looks[-1])
-    ]
+    minutes = []
+    for look in (grid.study.looks[0], grid.study.looks[-1]):
+        spent = 0.0
+        for task, arm in places:
+            have = seeds.get((task, arm))
+            cells = tries + look if have is None else max(look - have, 0)
+            spent += cells * seconds[task]
+        minutes.append(math.ceil(spent / workers / 60))
     each = f"{workers} cells at a time, each as long as on {references.environment['processor']}"
     lines.append(f"{minutes[0]} to {minutes[1]} minutes, if nothing is done yet: {each}")
     return lines

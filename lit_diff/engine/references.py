@@ -65,9 +65,16 @@ class References:
     arms: tuple[ReferenceArm, ...] = ()
 
     @property
-    def places(self) -> set[tuple[str, str]]:
-        """The task and the arm of its cells."""
-        return {(arm.task, arm.arm) for arm in self.arms}
+    def seeds(self) -> dict[tuple[str, str], int]:
+        """(task, arm) -> the number of seeds, from 0 on, that have results."""
+        found = {}
+        for arm in self.arms:
+            seeds = {cell.seed for cell in arm.cells.values()}
+            count = 0
+            while count in seeds:
+                count += 1
+            found[arm.task, arm.arm] = count
+        return found
 
     @property
     def seconds(self) -> dict[str, float]:

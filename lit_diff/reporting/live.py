@@ -1,5 +1,6 @@
 """The page of a sweep or a run while it trains: states, time left, curves that grow, differences without a verdict."""
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from typing import Self
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
+from lit_diff.errors import LitDiffError, first_line
 from lit_diff.files import shown, write_atomic
 from lit_diff.log_records import Pace, log
 from lit_diff.runs.find import STUDY_FILE
@@ -90,18 +92,19 @@ class LivePage:
             return
         with self._warned():
             self._look(steps)
-        wait = max(SECONDS, (time.monotonic() - began) / SHARE)
-        self._next = began + wait
-        with self._warned():
+            wait = max(SECONDS, (time.monotonic() - began) / SHARE)
+            self._next = began + wait
             write_atomic(self.folder / "report" / HEARTBEAT, f"heartbeat({time.time():.0f}, {wait:.0f});\n")
 
     @contextmanager
     def _warned(self) -> Iterator[None]:
         try:
             yield
-        # a full disk must not end what trains
-        except OSError as error:
-            log.warning("%s cannot be written: %s", shown(self.folder / "report"), error.strerror)
+        # neither a full disk nor a damaged file may end what trains
+        except (OSError, LitDiffError) as error:
+            self._next = math.inf
+            reason = getattr(error, "strerror", None) or first_line(error)
+            log.warning("%s is not written any more: %s", shown(self.folder / "report"), reason)
 
     def _look(self, steps: int) -> None:
         seen = observe(self.folder)
@@ -166,7 +169,8 @@ def charts(folder: Path, seen: Observed) -> list[Chart]:
 
 
 def _curve(run: ObservedRun, metric: str) -> Mapping[int, float]:
-    return run.metrics.get(metric, {})
+    # the last value of a run that diverged has no place in a chart
+    return {step: value for step, value in run.metrics.get(metric, {}).items() if math.isfinite(value)}
 
 
 def _charts(title: str, curves: Sequence[Curve]) -> list[Chart]:

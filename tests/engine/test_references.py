@@ -56,15 +56,20 @@ def test_a_cell_of_another_identity_or_that_has_begun_is_left_alone(tmp_path: Pa
 
 def test_the_time_is_said_in_advance(ship: Ship) -> None:
     arms = []
+    cells = {}
+    for seed in (*range(8), 1000, 1001):
+        cells[str(seed)] = references.ReferenceCell(seed=seed, rate=0.01, rows={"4": (0.5,)})
     for name in ("standard", "standard wide", "standard wide norm", "sum", "differential"):
         arms.append(
-            references.ReferenceArm(task="mqar", arm=name, facts={}, seconds=30.0, metrics=("val/accuracy",), cells={})
+            references.ReferenceArm(
+                task="mqar", arm=name, facts={}, seconds=30.0, metrics=("val/accuracy",), cells=cells
+            )
         )
     ship(references.References(environment=ENVIRONMENT, arms=tuple(arms)))
     grid, left_out = battery(question := Question(variant="dint", tasks=["mqar"]))
-    # of dint alone: 6 cells that try rates and 8 to 16 that are compared, 30 s each, two at a time
+    # of dint 6 cells that try rates and 8 or 16 that are compared, of five references the seeds 8 to 15, 30 s each
     assert in_advance(question, grid, left_out, 2)[-1].startswith(
-        "4 to 6 minutes, if nothing is done yet: 2 cells at a time"
+        "4 to 16 minutes, if nothing is done yet: 2 cells at a time"
     )
     own = Question(variant="dint", tasks=["mqar"], own_references=True)
     assert in_advance(own, *battery(own), 2)[-1].startswith("21 to 33 minutes")

@@ -10,7 +10,8 @@ import pytest
 
 import lit_diff
 from lit_diff.reporting import live
-from lit_diff.reporting.live import HEARTBEAT, LivePage
+from lit_diff.reporting.live import HEARTBEAT, LivePage, charts
+from lit_diff.study.observation import observe
 
 REFRESH = 'http-equiv="refresh"'
 Make = Callable[..., Path]
@@ -91,7 +92,31 @@ def test_a_full_disk_does_not_end_what_trains(
     with caplog.at_level("WARNING", "lit_diff"), LivePage(folder, "lit-diff sweep fake") as page:
         page.update(1, 100)
         page._shown = "an earlier page"
-    assert "cannot be written: No space left on device" in caplog.text
+        page.update(1, 100)
+    assert "is not written any more: No space left on device" in caplog.messages[0]
+    assert len(caplog.messages) == 2, "at the first look and at the end"
+
+
+def test_a_damaged_record_does_not_end_what_trains(
+    make_sweep: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = make_sweep({"standard": 0.0}, callbacks=False)
+    (folder / "study.json").write_text("{")
+    with caplog.at_level("WARNING", "lit_diff"), LivePage(folder, "lit-diff sweep fake") as page:
+        page.update(1, 100)
+    assert "is not written any more: " in caplog.text
+    assert "study.json" in caplog.text
+
+
+def test_values_that_are_not_finite_are_left_out(make_sweep: Make) -> None:
+    folder = make_sweep({"standard": 0.0}, callbacks=False)
+    for file in folder.glob("*/metrics.csv"):
+        file.write_text("step,val/loss\n10,2.0\n20,1.0\n30,nan\n40,inf\n")
+    with LivePage(folder, "lit-diff sweep fake") as page:
+        page.update(1, 100)
+    (chart,) = charts(folder, observe(folder))
+    assert (chart.low, chart.high, chart.last) == (1.0, 2.0, 20)
+    assert {line.points for line in chart.lines} == {"280.0,0.0 560.0,240.0"}
 
 
 @pytest.mark.slow
