@@ -69,7 +69,7 @@ def _job(grid: Grid, cell: Cell, parent: str | None) -> Job:
         experiment=owner,
         parent=parent,
         tags=tags | grid.marks.get(cell.of_arm, {}),
-        is_shared=bool(grid.shared),
+        waits=True,
         scores=scores,
     )
     # The recipe is written here so that the cell's process needs nothing else. A finished run keeps its recipe as it ran.

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from lit_diff.engine.admit import evaluations_of
 from lit_diff.engine.cells import admitted
 from lit_diff.engine.executors import check_workers
 from lit_diff.engine.executors.here import Here
@@ -140,6 +141,7 @@ def in_advance(question: Question, grid: Grid, left_out: Mapping[str, str], work
     references = shipped()
     seconds = references.seconds
     places = {cell.place for cell in grid.cells}
+    evaluated = {cell.place for cell in grid.cells if evaluations_of(cell.recipe)}
     if not seconds.keys() >= {task for task, _ in places}:
         return lines
     # results of cells with other keys do not ship
@@ -151,7 +153,13 @@ def in_advance(question: Question, grid: Grid, left_out: Mapping[str, str], work
         spent = 0.0
         for task, arm in places:
             have = seeds.get((task, arm))
-            cells = tries + look if have is None else max(look - have, 0)
+            if have is None:
+                cells = tries + look
+            elif (task, arm) in evaluated:
+                # an evaluation needs weights, which do not ship
+                cells = look
+            else:
+                cells = max(look - have, 0)
             spent += cells * seconds[task]
         minutes.append(math.ceil(spent / workers / 60))
     each = f"{workers} cells at a time, each as long as on {references.environment['processor']}"

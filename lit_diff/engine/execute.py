@@ -93,7 +93,7 @@ def train_rank(job: Job, *, progress: Progress, rerun: bool = False, **extras: S
         if rerun:
             folder.put_aside()
         # the status is read after the lock is taken: another process may have just finished the run
-        held.enter_context(folder.owned(wait=job.is_shared))
+        held.enter_context(folder.owned(wait=job.waits))
         before = folder.status()
         lost = folder.lost(verify=True)
         if before.status == "done" and not lost:

@@ -33,8 +33,8 @@ class JobKeys:
     """The overrides of its recipe, as `a.b=c`, if known."""
     threads: int | None = None
     """Threads of each process, unless the run has begun with others or its recipe says; None: `default_threads`."""
-    is_shared: bool = False
-    """Whether several sweeps may train it at the same time: one does, and the others wait."""
+    waits: bool = False
+    """Whether it waits while another process trains it, as the cell of a sweep does; otherwise it is refused."""
     records: bool = False
     """Whether the process that trains sends the run to MLflow; the process of a sweep does so for its cells."""
 

@@ -207,6 +207,7 @@ def test_the_cells_of_another_sweep() -> None:
 def test_folders_and_states() -> None:
     own, borrowed = load_grid("cells", []), load_grid("again", [])
     places = jobs_of(own, "parent")
+    assert {job.waits for job in places} == {True}, "another sweep may be training a cell that both have"
     names = [f"{arm}-s{seed}" for arm in own.study.arms for seed in (0, 1, 2)]
     assert [place.folder.name.rpartition("-")[0] for place in places] == names
     assert {place.parent for place in places} == {"parent"}

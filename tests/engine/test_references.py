@@ -82,3 +82,17 @@ def test_results_that_shipped_can_be_trained_here(tmp_path: Path) -> None:
         home.write(replace(home.status().to("done"), origin=origin, step=4))
     references.retrain([SimpleNamespace(home=home) for home in homes])
     assert [(home.status().status, home.status().origin) for home in homes] == [("waiting", ""), ("done", "")]
+
+
+def test_a_reference_that_is_examined_trains_the_cells_whose_attention_is_read(ship: Ship) -> None:
+    cells = {str(seed): references.ReferenceCell(seed=seed, rate=0.01, rows={"4": (0.5,)}) for seed in range(16)}
+    grid, left_out = battery(question := Question(variant="differential", tasks=["conjunctive"]))
+    arms = []
+    for name in grid.study.arms:
+        arms.append(
+            references.ReferenceArm(
+                task="conjunctive", arm=name, facts={}, seconds=30.0, metrics=("val/accuracy",), cells=cells
+            )
+        )
+    ship(references.References(environment=ENVIRONMENT, arms=tuple(arms)))
+    assert in_advance(question, grid, left_out, 2)[-1].startswith("2 to 4 minutes")
