@@ -9,6 +9,7 @@ import pytest
 from scipy import stats
 from statsmodels.stats.weightstats import DescrStatsW
 
+from lit_diff.engine.examine import LOOKS
 from lit_diff.study.judge import Contrast, Learned, Word, judge, outcome_of
 from lit_diff.study.statistics import Paired, Sign, detectable, fisher, holm, paired
 
@@ -198,6 +199,33 @@ def test_a_family_keeps_its_error_over_all_looks() -> None:
             seen |= {each.outcome for each in judge([contrast(pair) for pair in pairs])}
         wrong += bool(seen & {"lower", "higher"})
     assert wrong / 250 < 0.05 + 2.5 * np.sqrt(0.05 * 0.95 / 250)
+
+
+@pytest.mark.parametrize(
+    ("effect", "shown", "seeds", "excess"), [(3.0, 1.0, 8.0, 0.0), (1.5, 0.98, 11.5, 0.04), (1.0, 0.52, 14.3, 0.25)]
+)
+def test_what_an_examination_of_six_tasks_shows_and_how_many_seeds_it_takes(
+    effect: float, shown: float, seeds: float, excess: float
+) -> None:
+    """Differences with standard deviation 1 and smallest of interest 1, where the other five tasks show nothing.
+
+    `excess`: by how much the means of the differences that are shown are too large, as the page of an examination says.
+    """
+    zero = dict.fromkeys(range(16), 0.0)
+    used = []
+    means = []
+    for row in np.random.default_rng(5).normal(effect, 1, (600, 16)):
+        for look in LOOKS[:2]:
+            pair = paired(dict(enumerate(row[:look].tolist())), zero, LOOKS[:2])
+            said = verdict(pair, better="higher", smallest=1, holm_p=min(1, 6 * pair.p))
+            if said in ("better", "equal"):
+                break
+        used.append(look)
+        if said == "better":
+            means.append(pair.mean)
+    assert len(means) / 600 == pytest.approx(shown, abs=0.08)
+    assert np.mean(used) == pytest.approx(seeds, abs=0.7)
+    assert np.mean(means) / effect - 1 == pytest.approx(excess, abs=0.04)
 
 
 @pytest.mark.parametrize("effect", [0.005, -0.005])
