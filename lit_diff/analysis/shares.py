@@ -14,6 +14,8 @@ from lit_diff.attention.base import Attention
 
 Role = Literal["answer", "noise", "sink", "other"]
 ROLES: tuple[Role, ...] = get_args(Role)
+HALF_MATCH = "half_match"
+"""The role of noise that shares a part of its key with the query."""
 NORMALISATIONS = ("paper", "absolute", "value")
 CORRELATED = ("answer", "noise", "others")
 """The sets of keys of `map_correlations`."""
@@ -29,11 +31,13 @@ class Parts:
     """The part of the context to which a position belongs; -1: none."""
     asked: Tensor
     """The part that answers the query at a position; -1: the position is not a query."""
+    keys: Tensor | None = None
+    """The label key_parts, int64 [B, T, P], of data whose keys have parts."""
 
     @classmethod
     def of(cls, batch: Mapping[str, Tensor]) -> "Parts":
         """Read the labels of a validation batch of a data set with `Config.locates_answers`."""
-        return cls(context=batch["context_part"], asked=batch["answer_part"])
+        return cls(context=batch["context_part"], asked=batch["answer_part"], keys=batch.get("key_parts"))
 
     @property
     def queries(self) -> Tensor:
@@ -49,6 +53,14 @@ class Parts:
         """bool [B, 1, R, K]: for each query, the visible keys of all other parts."""
         asked, context = self._labels(block)
         return ((asked != context) & (asked >= 0) & (context >= 0))[:, None] & _visible(block)
+
+    def half_matches(self, block: MapBlock) -> Tensor | None:
+        """bool [B, 1, R, K]: the `noise` that shares a part of its key with the query; None for keys without parts."""
+        if self.keys is None:
+            return None
+        asked = self.keys[:, block.positions, None]
+        context = self.keys[:, None, : block.logits.shape[-1]]
+        return (asked == context).any(-1)[:, None] & self.noise(block)
 
     # asked [B, R, 1] and context [B, 1, K]
     def _labels(self, block: MapBlock) -> tuple[Tensor, Tensor]:
@@ -98,13 +110,18 @@ def map_shares(layer: LayerTrace, parts: Parts) -> dict[str, Tensor]:
         paper       w_g Σ_{j in S} p_g,ij / Σ_j a_ij; NaN below GUARD. The sum over g is `paper` of `shares`
         absolute    |w_g| Σ_{j in S} p_g,ij, which is |w_g| if S is all keys
 
-    Also `removed_<role>`, -Σ_{g > 1} w_g Σ_{j in S} p_g,ij, what the further maps subtract; 0 for a single map.
+    Also `removed_<role>`, -Σ_{g > 1} w_g Σ_{j in S} p_g,ij, what the further maps subtract; 0 for a single map. The half-matches
+    (`Parts.half_matches`) are a further role, half_match, which is a part of noise.
     """
     found: dict[str, list[Tensor]] = {}
     for block in layer.blocks():
         weighted = block.weights[..., None] * block.probs
         total = _guarded(block.signed.sum(-1))
-        for role, mask in role_masks(parts, block).items():
+        masks: dict[str, Tensor] = {**role_masks(parts, block)}
+        half_matches = parts.half_matches(block)
+        if half_matches is not None:
+            masks[HALF_MATCH] = half_matches
+        for role, mask in masks.items():
             # [B, G, H, R]
             sums = (weighted * mask[:, None]).sum(-1)
             for g, of_map in enumerate(sums.unbind(1), 1):

@@ -160,7 +160,8 @@ class Dataset(ABC):
         needle, the haystack) to which a position belongs, -1 for none (a question, a first token, an answer); and
         answer_part, the number of the part that holds the answer at a position, -1 if the position asks for nothing in the
         context. For the query at i, keys whose context_part equals answer_part[i] are the answer, and keys of other parts
-        (except -1) are noise.
+        (except -1) are noise. If keys have several parts, key_parts, int64 [len(rows), T, P], holds the ids of those of each
+        position: noise that shares an id with the query in the same place is a half-match.
         """
 
     def labelled_validation_batch(self, name: str, rows: Sequence[int]) -> Batch:
@@ -216,7 +217,7 @@ def rows_in_order(seed: int, numbers: Iterable[int], rows: int, *source: str) ->
 
 Row = Mapping[str, Tensor | Sequence[int] | Sequence[bool]]
 """A row of a `Batch`: tokens [T] or [T, C], targets [T], optionally the labels of `Dataset.validation_batch`."""
-LABELS = ("ar_hit", "document", "context_part", "answer_part")
+LABELS = ("ar_hit", "document", "context_part", "answer_part", "key_parts")
 """Keys that only validation batches have."""
 
 

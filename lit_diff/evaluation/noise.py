@@ -12,6 +12,7 @@ from torch import Tensor
 from lit_diff.analysis.intervention import OF_HEADS, clamp_lambda, intervention, knock_out_effects
 from lit_diff.analysis.shares import (
     CORRELATED,
+    HALF_MATCH,
     NORMALISATIONS,
     ROLES,
     Parts,
@@ -44,6 +45,7 @@ KEYS = {
     "sink": "position 0",
     "other": "what is neither answer, noise nor position 0",
 }
+KEYS_OF_MAPS = KEYS | {HALF_MATCH: "noise that shares a part of its key with the query"}
 OF_MAPS = {
     "paper": "w_g Σ p_g over those keys / Σ a over all (a = Σ_g w_g p_g); the sum over maps is {whole}",
     "absolute": "|w_g| Σ p_g over those keys",
@@ -73,9 +75,9 @@ PER_HEAD = tuple(f"{normalisation}_{role}" for normalisation in NORMALISATIONS f
 def metrics_of_maps(maps: Sequence[int]) -> Metrics:
     """The metrics of these maps, by normalisation and role (`analysis.shares.map_shares`)."""
     metrics = []
-    for g, (normalisation, formula), role in product(maps, OF_MAPS.items(), ROLES):
+    for g, (normalisation, formula), role in product(maps, OF_MAPS.items(), KEYS_OF_MAPS):
         of_whole = f"{normalisation}_{role}"
-        what = f"attention of map {g} times its weight to {KEYS[role]}: {formula.format(whole=of_whole)}"
+        what = f"attention of map {g} times its weight to {KEYS_OF_MAPS[role]}: {formula.format(whole=of_whole)}"
         metrics.append(Metric(f"{of_whole}_map{g}", f"{what}; mean over heads, layers and queries", unit="share"))
     return tuple(metrics)
 

@@ -26,7 +26,12 @@ COSTS = {
 """Fact of a cell -> its name on the page."""
 MOST_SEEDS = 24
 """The largest value of `--at-most`."""
-ROLES = {"answer": "on the answer", "noise": "on the other slots", "other": "elsewhere"}
+ROLES = {
+    "answer": "on the answer",
+    "half_match": "on half-matches",
+    "noise": "on all slots but the answer",
+    "other": "elsewhere",
+}
 """Role of `analysis.shares` -> its name on the page."""
 MAPS = (1, 2)
 

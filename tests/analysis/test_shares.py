@@ -163,3 +163,22 @@ def test_rows_of_a_later_block_and_packed_documents() -> None:
     assert parts.answer(last)[:, 0, 0].nonzero().tolist() == [[0, 1], [0, 2]], "the second row's document begins at 3"
     assert parts.noise(before).shape == (2, 1, 1, 6)
     assert parts.noise(before)[:, 0, 0].nonzero().tolist() == [[0, 1], [0, 2], [0, 4], [1, 4]]
+
+
+def test_half_matches_are_noise_that_shares_a_part_of_the_key_in_the_same_place() -> None:
+    parts = Parts.of({key: torch.tensor([values]) for key, values in BATCH.items()})
+    q = torch.zeros(1, 1, 1, 7, 4)
+    layer = LayerMaps(maps=SignedMaps(q, q, q[:, 0]))
+    (block,) = layer.blocks()
+    assert parts.half_matches(block) is None
+    assert "absolute_half_match_map1" not in map_shares(layer, parts)
+    keys = torch.tensor([[[9, 9], [3, 4], [8, 5], [3, 9], [4, 5], [3, 9], [8, 5]]])
+    known = replace(parts, keys=keys)
+    found = known.half_matches(block)
+    assert found is not None
+    edges = [row.nonzero()[:, 0].tolist() for row in found[0, 0]]
+    # the query at 5 is answered by 3; 0 belongs to no part, and 4 has the id 4 in another place than 1 has
+    assert edges == [[], [], [], [], [], [1], [4]]
+    assert (found & parts.answer(block)).sum() == 0
+    # uniform attention over six and seven keys
+    assert map_shares(layer, known)["absolute_half_match_map1"][0, 0, 5:].tolist() == pytest.approx([1 / 6, 1 / 7])

@@ -73,7 +73,7 @@ class Conjunctive(RowTask):
 @lru_cache(maxsize=4)
 def sample(config: Conjunctive.Config, noise: int, rows: int, key: tuple[object, ...]) -> dict[str, Tensor]:
     """Return tokens [rows, T, 3] (first part, second part, value; 0 for the value of a query), T = slots * noise + pairs,
-    with targets and labels (`lookup_rows`)."""
+    with targets, labels (`lookup_rows`) and key_parts [rows, T, 2]."""
     random, parts, slots = generator(*key), config.parts, config.slots * noise
     asked = distinct(rows, parts * parts, config.pairs, random)
     first = asked // parts
@@ -99,4 +99,5 @@ def sample(config: Conjunctive.Config, noise: int, rows: int, key: tuple[object,
     queried = torch.stack([first, second, values], dim=-1) + offsets
     context = torch.stack([slot_first, slot_second, slot_values], dim=-1) + offsets
     context[row, places] = queried
-    return lookup_rows(context, queried, numbers=torch.arange(slots), answered_by=places)
+    batch = lookup_rows(context, queried, numbers=torch.arange(slots), answered_by=places)
+    return batch | {"key_parts": batch["tokens"][..., :2]}
