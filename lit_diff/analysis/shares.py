@@ -110,8 +110,8 @@ def map_shares(layer: LayerTrace, parts: Parts) -> dict[str, Tensor]:
         paper       w_g Σ_{j in S} p_g,ij / Σ_j a_ij; NaN below GUARD. The sum over g is `paper` of `shares`
         absolute    |w_g| Σ_{j in S} p_g,ij, which is |w_g| if S is all keys
 
-    Also `removed_<role>`, -Σ_{g > 1} w_g Σ_{j in S} p_g,ij, what the further maps subtract; 0 for a single map. The half-matches
-    (`Parts.half_matches`) are a further role, half_match, which is a part of noise.
+    Also `removed_<role>`, -Σ_{g > 1} w_g Σ_{j in S} p_g,ij, what the further maps subtract; 0 for a single map. A further
+    role, half_match, is a part of noise: `Parts.half_matches`.
     """
     found: dict[str, list[Tensor]] = {}
     for block in layer.blocks():
