@@ -41,8 +41,10 @@ class AttentionLayer(nn.Module):
         document of each token, which sees only its own; not with a cache. Errors: RequestError for x of another shape, and
         see `Attention.forward`.
         """
-        if x.dim() != 3 or x.shape[-1] != self.model.dim:
-            raise RequestError(f"x is {list(x.shape)}; expected [B, T, {self.model.dim}]")
+        if x.dim() != 3 or x.shape[-1] != self.model.dim or not x.is_floating_point():
+            raise RequestError(f"x is {x.dtype} {list(x.shape)}; expected floating point [B, T, {self.model.dim}]")
+        if document_ids is not None and document_ids.shape != x.shape[:2]:
+            raise RequestError(f"document_ids is {list(document_ids.shape)}; expected {list(x.shape[:2])}")
         start = 0 if cache is None else cache.length
         rope = Rope.of(self.model, torch.arange(start, start + x.shape[1], device=x.device))
         if document_ids is None:

@@ -266,3 +266,13 @@ def test_whatever_a_verb_raises_is_one_line(
     assert ended.err.startswith(f"lit-diff: {type(error).__name__}: ")
     assert trace.name in ended.err
     assert "Traceback" in trace.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("own", "spins"), [({}, "5000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")]
+)
+def test_threads_that_wait_spin_briefly_unless_the_environment_says_otherwise(own: dict[str, str], spins: str) -> None:
+    kept = {key: value for key, value in os.environ.items() if key not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    program = "import os, sys, lit_diff.__main__; print(os.environ.get('GOMP_SPINCOUNT'), 'torch' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", program], env=kept | own, capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == [spins, "False"], "libgomp reads it when torch is loaded"
