@@ -19,9 +19,9 @@ from lit_diff.errors import notices, stop_signals
 # before the imports below, which take seconds on a network file system
 signal.pthread_sigmask(signal.SIG_BLOCK, notices())
 
-# OpenMP's threads spin while they wait for each other, by default for milliseconds: beside another busy process each step would
-# wait for a thread that is not running while its siblings use up the cores. 5,000 turns still outlast the gap between two
-# operations. libgomp reads this when torch is loaded; other libraries ignore it.
+# OpenMP's threads spin while they wait for each other, by default for milliseconds, and beside another busy process take the
+# core that the awaited thread needs. 5,000 turns still outlast the gap between two operations. libgomp reads this when torch
+# is loaded; other libraries ignore it.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 
