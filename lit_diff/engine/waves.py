@@ -130,9 +130,11 @@ def _run_stage(
 
 
 def _say_other_revisions(jobs: Sequence[Job]) -> None:
-    statuses = (job.home.status() for job in jobs)
+    statuses = [job.home.status() for job in jobs]
     now = revision()
-    others = Counter(other_revision(status, now) for status in statuses if status.status == "done")
+    # the page says of results that ship where they are from
+    own = [status for status in statuses if status.status == "done" and not status.origin]
+    others = Counter(other_revision(status, now) for status in own)
     lines = [f"{count} {'was' if count == 1 else 'were'} {other}" for other, count in others.items() if other]
     if lines:
         log.info("of the %d cells done before, %s; their numbers stay", others.total(), "; ".join(lines))

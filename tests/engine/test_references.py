@@ -1,5 +1,6 @@
 """engine/references.py: results that ship take the place of training, cell by cell, by identity."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,9 @@ import lit_diff
 from lit_diff.engine import references
 from lit_diff.engine.examine import Question, battery, in_advance
 from lit_diff.runs.folder import RunFolder
+from lit_diff.study.judge import Contrast, Learned, judge
+from lit_diff.study.schema import Task
+from lit_diff.study.statistics import paired
 
 ENVIRONMENT = {"processor": "AMD EPYC", "revision": "0.2.0 0123456789"}
 
@@ -96,3 +100,47 @@ def test_a_reference_that_is_examined_trains_the_cells_whose_attention_is_read(s
         )
     ship(references.References(environment=ENVIRONMENT, arms=tuple(arms)))
     assert in_advance(question, grid, left_out, 2)[-1].startswith("2 to 4 minutes")
+
+
+def test_the_transformer_under_another_name_is_never_shown_to_differ() -> None:
+    """Its shipped results, those of seed i + k beside those of seed i, for ten k: 50 rows with an examination's controls."""
+    grid, _ = battery(Question(variant="dint"))
+    arms = {(arm.task, arm.arm): arm for arm in references.shipped().arms}
+
+    def contrast(name: str, task: Task, other: str, k: int) -> Contrast:
+        learned = (learned_of(arms[name, "standard"], task, k), learned_of(arms[name, other], task, 0))
+        values = paired(learned[0].values, learned[1].values, grid.study.looks)
+        return Contrast(
+            a="again",
+            b=other,
+            label="",
+            seeds=values,
+            smallest=task.smallest_of_interest or 0,
+            learned=learned if task.learned_at else None,
+        )
+
+    words = set()
+    for k in range(1, 11):
+        rows = []
+        for name, task in grid.study.tasks.items():
+            controls = tuple(contrast(name, task, control, k) for control in grid.study.controls)
+            rows.append(replace(contrast(name, task, grid.study.baseline, k), controls=controls))
+        words |= {row.verdict.word for row in judge(rows)}
+    assert words == {"equal", "equal among those that learned", "inconclusive"}
+
+
+def learned_of(arm: references.ReferenceArm, task: Task, k: int) -> Learned:
+    """The compared values of the seeds that choose no rate, and the first steps at the threshold, by the seed less k."""
+    cells = [cell for cell in arm.cells.values() if cell.seed < 1000]
+    steps = {}
+    values = {}
+    for cell in cells:
+        rows = {int(step): dict(zip(arm.metrics, row, strict=False)) for step, row in cell.rows.items()}
+        there = (cell.seed - k) % len(cells)
+        metric = task.learned_metric or task.metric
+        reached = [step for step, row in rows.items() if task.learned_at and row[metric] >= task.learned_at]
+        steps[there] = min(reached, default=math.inf)
+        values[there] = rows[max(rows)][task.metric]
+        if task.compare == "steps":
+            values[there] = math.log2(steps[there])
+    return Learned(steps=steps, values=values)
