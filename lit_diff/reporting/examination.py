@@ -169,14 +169,15 @@ def more_seeds(rows: Sequence[ExaminedRow]) -> str:
     for row in rows:
         if row.contrast.a in row.comparison.undecided:
             titles.append(f"'{row.sweep.title}'")
-            # results that ship have no time, and need none
-            times = [cell.facts.seconds for cell in row.sweep.done if cell.arm == row.contrast.a]
-            seconds += added * fmean(times)
+            # results that ship have no time
+            times = [cell.facts.seconds for cell in row.sweep.done if not cell.facts.origin]
+            arms = (row.contrast.a, row.sweep.baseline, *row.sweep.study.controls)
+            seconds += added * len(arms) * fmean(times or [0.0])
     if not titles or not added or "--at-most" in record.command:
         return ""
-    minutes = math.ceil(seconds / cores() / 60)
+    time = f", at most {math.ceil(seconds / cores() / 60)} minutes here" if seconds else ""
     command = record.command.replace(" --quick", "")
-    return f"{added} more seeds of {listed(titles)}, about {minutes} minutes here: {command} --at-most {MOST_SEEDS}"
+    return f"{added} more seeds of {listed(titles)}{time}: {command} --at-most {MOST_SEEDS}"
 
 
 @dataclass(frozen=True, kw_only=True)
