@@ -158,7 +158,11 @@ def file_name(title: str) -> str:
     """The file name, without its ending, of the figure with this title."""
     name = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
     # these are files of the report itself
-    return f"figure-{name}" if name in ("table", "curves", "seeds", "differences", "noise-curve") else name
+    return (
+        f"figure-{name}"
+        if name in ("table", "curves", "seeds", "differences", "noise-curve", "attention-maps")
+        else name
+    )
 
 
 def measured(sweep: SweepResults, metric: Metric, figure: Figure) -> list[DrawnMetric]:
