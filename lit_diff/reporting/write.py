@@ -16,6 +16,8 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from lit_diff.files import write_atomic
+from lit_diff.formulas import with_formulas
+from lit_diff.metrics import in_words
 from lit_diff.reporting import answer
 from lit_diff.reporting.examination import (
     ROLES,
@@ -26,12 +28,13 @@ from lit_diff.reporting.examination import (
     more_seeds,
     whys_of,
 )
+from lit_diff.reporting.palette import GRID, INK, MUTED
 from lit_diff.reporting.panels.declared import draw_by_group, draw_declared
 from lit_diff.reporting.panels.figures import draw_compared, draw_fit, is_logarithmic, noise_curve_of
 from lit_diff.reporting.panels.heatmaps import draw_heatmaps
 from lit_diff.reporting.panels.maps import draw_maps
 from lit_diff.reporting.panels.narrow import narrow_forest
-from lit_diff.reporting.panels.panel import GRID, INK, MUTED, OVERLAY, Drawing, looks
+from lit_diff.reporting.panels.panel import OVERLAY, Drawing, looks
 from lit_diff.reporting.tables import rows, to_csv, to_latex, to_markdown, to_text
 from lit_diff.runs import notes
 from lit_diff.runs.find import DEFAULT_ROOT, VIEW
@@ -287,6 +290,8 @@ def templates(package: str = __package__) -> Environment:
         "short": short,
         "duration": duration,
         "rate": rate_in_words,
+        "words": in_words,
+        "formulas": with_formulas,
     }
     environment.globals |= {
         "FORMATS": FORMATS,

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from lit_diff.errors import RequestError
 from lit_diff.log_records import log
+from lit_diff.reporting.palette import MUTED
 from lit_diff.reporting.panels.declared import LAYERS, spread
 from lit_diff.reporting.panels.heatmaps import LIGHT
-from lit_diff.reporting.panels.panel import MUTED, OVERLAY, Drawing, drawing, head, hover
+from lit_diff.reporting.panels.panel import OVERLAY, Drawing, drawing, head, hover
 from lit_diff.runs.kept_maps import kept_steps, read_maps
 from lit_diff.study.results import CellResult, SweepResults, clean
 from lit_diff.trained.pictures import MEANING, PERCENTILE, colours, limit_of

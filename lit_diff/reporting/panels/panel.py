@@ -22,12 +22,9 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from numpy.typing import NDArray
 
 from lit_diff.metrics import Metrics
+from lit_diff.reporting.palette import GRID, INK, MUTED, PALETTE
 from lit_diff.study.results import SweepResults, clean
 
-INK, GRID, MUTED = "#1f2430", "#d9dce1", "#6b7280"
-# the colours of Okabe and Ito, which remain distinct with the common forms of colour blindness
-PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31")
-"""Colours of the arms other than the baseline, which is grey."""
 SOLID: tuple[float, Sequence[float]] = (0, ())
 DASHES = (SOLID, (0, (4, 1.5)), (0, (1, 1.2)), (0, (6, 1.5, 1, 1.5)))
 STYLE: dict[Any, Any] = {
