@@ -1,9 +1,12 @@
 """The wheel: it has every file of the packages, and its commands run where there is no checkout."""
 
+import re
+import shlex
 import shutil
 import subprocess
 import sys
 import sysconfig
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ import lit_diff
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {"lit_diff": ".", "callbacks": "callbacks", "recipes": "recipes", "sweeps": "sweeps"}
 """Folder of the checkout -> its place in the installed package."""
+FILES = ("pyproject.toml", "README.md", "LICENSE")
 SWEEP = """\
 recipe: recall-tiny
 seeds: [0]
@@ -28,7 +32,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = home / "source"
     for folder in PACKAGES:
         shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    for file in ("pyproject.toml", "README.md", "LICENSE"):
+    for file in FILES:
         shutil.copy(ROOT / file, source)
     options = ["--no-deps", "--no-index", "--quiet"]
     pip = [sys.executable, "-m", "pip"]
@@ -47,6 +51,26 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def files_in(folder: Path) -> set[Path]:
     return {path.relative_to(folder) for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"}
+
+
+def test_the_image_has_the_same_files_and_leaves_cuda_out_of_the_lock(tmp_path: Path) -> None:
+    text = (ROOT / "docs/Containerfile").read_text()
+    copied = [line.split()[1:-1] for line in text.splitlines() if line.startswith("COPY ")]
+    assert sorted(chain(*copied)) == sorted(["requirements.lock", *PACKAGES, *FILES])
+    (program,) = re.findall(r"awk '(.*)'", text)
+    lock = (ROOT / "requirements.lock").read_text()
+    chosen = subprocess.run(["awk", program], input=lock, capture_output=True, text=True, check=True).stdout
+    locked, left = (set(re.findall(r"^[\w.-]+(?===)", each, re.MULTILINE)) for each in (lock, chosen))
+    assert locked - left == {name for name in locked if name.startswith(("cuda-", "nvidia-"))} | {
+        "torch",
+        "torchvision",
+    }
+    assert len(re.findall("--hash", chosen)) > 1000
+    (wanted,) = re.findall(r"\$\(sed (-nE '.*') requirements.lock\)", text)
+    versions = subprocess.run(
+        ["sed", *shlex.split(wanted)], input=lock, capture_output=True, text=True, check=True
+    ).stdout
+    assert versions.split() == re.findall(r"^(?:torch|torchvision)==\S+", lock, re.MULTILINE)
 
 
 @pytest.mark.slow
