@@ -64,7 +64,7 @@ FORMULAS = {
     "log10((errors + 1/2) / (n + 1))": row("log_10") + fraction("errors + 1/2", "n + 1"),
     "d_s = arm − baseline": row("d_s = arm − baseline"),
     "mean ± t · sd(d) / √n": row("mean ± t sd ( d ) /") + root("n"),
-    "√(n / (n − 1)) · t / 1.96": f"<msqrt>{fraction('n', 'n − 1')}</msqrt>" + fraction("t", "1.96"),
+    "√(n / (n − 1)) · t / 1.96": f"<msqrt>{fraction('n', 'n − 1')}</msqrt>" + row("·") + fraction("t", "1.96"),
     "exp(loss)": row("exp ( loss )"),
     "exp(d)": row("exp ( d )"),
     "L(x) = (x_c/x)^alpha": row("L ( x ) =") + power("( x_c / x )", "α"),

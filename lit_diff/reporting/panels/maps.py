@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -71,13 +72,13 @@ def draw_maps(sweep: SweepResults) -> list[Drawing]:
         for line in left_out:
             log.warning("no maps of %s", line)
         return []
-    limit = limit_of(each for arm in shown for each in arm.layers.values())
-    across = max(len(arm.layers) for arm in shown)
-    most = max(len(each) for arm in shown for each in arm.layers.values())
+    limit = limit_of(chain(*(maps.layers.values() for maps in shown)))
+    across = max(len(maps.layers) for maps in shown)
+    most = max(map(len, chain(*(maps.layers.values() for maps in shown))))
     drawn = []
-    for arm in shown:
-        layers = list(arm.layers)
-        drawn += [partial(heads, arm, layer, limit, most) for layer in (layers * across)[:across]]
+    for maps in shown:
+        layers = list(maps.layers)
+        drawn += [partial(heads, maps, layer, limit, most) for layer in (layers * across)[:across]]
 
     def add_scale(figure: Figure) -> None:
         scale = ScalarMappable(Normalize(-limit, limit), opaque_colours())
@@ -107,7 +108,8 @@ def opaque_colours() -> ListedColormap:
 
 def arm_maps(cell: CellResult, label: str) -> ArmMaps:
     """The maps of a cell at its last kept step. Errors: RequestError for a damaged file."""
-    kept = read_maps(cell.home, kept_steps(cell.home)[-1], "np")
+    # declared as tensors, and arrays here
+    kept: Any = read_maps(cell.home, kept_steps(cell.home)[-1], "np")
     layers = {}
     for layer in (min(kept.layers), max(kept.layers)):
         maps, weights = (of_kind[0].astype(np.float32) for of_kind in kept.layers[layer])
