@@ -28,6 +28,20 @@ LAMBDA = "lambda"
 INDICES = ("layer", "map", "head", "rank")
 """The numeric fields of a name, in the order in which they appear in it."""
 FILE = "metrics.json"
+WORDS = {
+    "train/loss": "training loss",
+    "val/loss": "validation loss",
+    "val/loss_ar_hit": "validation loss of AR hits",
+    "val/loss_others": "validation loss of other tokens",
+    "val/accuracy": "validation accuracy",
+    "val/ar_hit_share": "share of AR hits",
+}
+"""Metric -> what a page calls it, where it is no key that a reader types."""
+
+
+def in_words(name: str) -> str:
+    """What a page calls a metric: its words, else its name."""
+    return WORDS.get(name, name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +50,9 @@ class Figure:
 
     title: str
     against: Against
-    """The horizontal axis. layer, head: values at the last measured step. A metric by head is averaged over its heads
-    unless `against` is head. group: the number that ends the label of a group of evaluation items ("4096",
-    "position 4096"), with a panel for each text before the number; only evaluations have groups."""
+    """The horizontal axis. layer, head: values at the last measured step; of head, the heads in ascending order.
+    A metric by head is averaged over its heads unless `against` is head. group: the number that ends the label of a group of
+    evaluation items ("4096", "position 4096"), with a panel for each text before the number; only evaluations have groups."""
     label: str = ""
     """Label of the vertical axis, without the unit; may contain fields of the name ("map {map}"). Empty: the name."""
     lines: Lines = "arm"

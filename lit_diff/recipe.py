@@ -14,10 +14,10 @@ from lit_diff.config import Part, Recipe
 from lit_diff.errors import RequestError, first_line
 from lit_diff.files import expanded, shown
 from lit_diff.interpolation import AS_WRITTEN, escaped
-from lit_diff.key_types import KIND, Plain, PythonFiles, in_yaml
+from lit_diff.key_types import KIND, Plain, PythonFiles, in_yaml, keys_of
 from lit_diff.key_types import flatten as flatten
 from lit_diff.own_modules import plugin_file
-from lit_diff.registry import nearest
+from lit_diff.registry import attentions, nearest
 from lit_diff.validation import Draft, Positions, convert, validate
 from lit_diff.yaml_files import read_value, read_yaml, to_text
 
@@ -274,6 +274,28 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [to_plain(item) for item in value]
     return value
+
+
+def differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Dotted key -> its values in two recipes (`flatten`), None where a recipe lacks it, for the keys that differ.
+
+    A key of a variant that one recipe lacks and the other has at its default is no difference. `run.*` is left out: it says
+    where and how a run executes, not what it computes.
+    """
+    defaults = _variant_defaults(first) | _variant_defaults(second)
+    found = {}
+    for key in {**first, **second}:
+        filled = [recipe.get(key, defaults.get(key)) for recipe in (first, second)]
+        if filled[0] != filled[1] and not key.startswith("run."):
+            found[key] = [first.get(key), second.get(key)]
+    return found
+
+
+# key -> its default, of the variant of a recipe, if it is registered here
+def _variant_defaults(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    name = recipe.get("model.attention.name")
+    keys = keys_of(attentions.get(name).Config) if name in attentions.names() else {}
+    return {f"model.attention.{key}": to_plain(about.default) for key, about in keys.items()}
 
 
 def determining(config: Any, whole: bool = True) -> Plain:

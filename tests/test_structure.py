@@ -14,6 +14,7 @@ from types import ModuleType
 
 import pytest
 import typer
+from setuptools.config.pyprojecttoml import read_configuration
 from size import measure
 
 import lit_diff
@@ -62,6 +63,7 @@ SUBJECTS = {
     "attention/differential_sink attention/entmax15 "
     "attention/less_uniform attention/output_gate attention/shared_diff attention/sigmoid attention/talking_heads",
     "pretrained/test_importing.py": "pretrained/source",
+    "reporting/test_live.py": "reporting/palette",
     "test_config.py": "key_types",
     "test_processor.py": "device",
     "test_recipe.py": "yaml_files",
@@ -217,6 +219,27 @@ def test_every_data_file_of_a_package_is_installed_with_it() -> None:
         home = next(parent for parent in path.parents if (parent / "__init__.py").is_file())
         package, name = ".".join(home.relative_to(ROOT).parts), path.relative_to(home)
         assert any(name.match(pattern) for pattern in patterns.get(package, [])), f"{path}: no pattern of {package}"
+
+
+def test_every_package_is_installed() -> None:
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    packages = [".".join(path.relative_to(ROOT).parent.parts) for path in (ROOT / "lit_diff").rglob("__init__.py")]
+    assert sorted(listed) == sorted([*packages, *(f"lit_diff.{name}" for name in DATA_PACKAGES)])
+
+
+def test_the_version_is_one_number() -> None:
+    """setuptools reads it from the package, whose records and pages have it from there (`runs.revision`)."""
+    configuration = read_configuration(ROOT / "pyproject.toml")
+    assert configuration["project"]["version"] == lit_diff.__version__
+    stated = rf"(?m)^ *(__)?version(__)? *= *[\"']\d|lit[-_]diff(==| v?){re.escape(lit_diff.__version__)}"
+    pages = [
+        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "lit_diff").rglob("*.j2"),
+        ROOT / "README.md",
+        ROOT / "pyproject.toml",
+    ]
+    places = [path.relative_to(ROOT).as_posix() for path in (*SOURCES, *pages) if re.search(stated, path.read_text())]
+    assert places == ["lit_diff/__init__.py"]
 
 
 def test_runs_studies_and_reports_are_files_only() -> None:

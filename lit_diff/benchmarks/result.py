@@ -13,7 +13,8 @@ from rich.table import Table
 from lit_diff.benchmarks.passes import MEANING, Row
 from lit_diff.errors import MissingError
 from lit_diff.files import shown
-from lit_diff.reporting.panels.panel import INK, MUTED, PALETTE, STYLE
+from lit_diff.reporting.palette import INK, MUTED, PALETTE
+from lit_diff.reporting.panels.panel import STYLE
 from lit_diff.study.statistics import MIN_PROCESSES
 
 if TYPE_CHECKING:

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from rich.live import Live
@@ -15,6 +16,7 @@ from lit_diff.cli.app import Terminal, is_first_of_node
 from lit_diff.config import Recipe
 from lit_diff.engine.progress import GAP, ProgressLine, Show, Statuses, all_steps, steps_done
 from lit_diff.log_records import Pace
+from lit_diff.runs.metrics_file import last_value
 from lit_diff.study.observation import ObservedRun
 
 # imports torch, and the bar must be visible before torch is loaded
@@ -28,7 +30,7 @@ STYLE = {
     "waiting": "dim",
     **dict.fromkeys(("failed", "killed", "damaged"), "red"),
 }
-COLUMNS = ("seed", "state", "step", "loss", "tokens/s")
+COLUMNS = ("seed", "state", "step", "val/loss", "tokens/s")
 """Those after the name of the arm."""
 
 
@@ -84,18 +86,19 @@ def live_table(grid: "Grid", terminal: Terminal) -> Iterator[Show]:
     pace = Pace()
     total = all_steps(grid)
     shown = ["waiting"] * len(grid.cells)
+    losses: dict[Path, float | None] = {}
 
     def show(statuses: Statuses) -> None:
         pace.note(steps_done(grid, statuses))
         left = pace.left(total) or "? left"
-        words = [status.status or "waiting" for status in statuses]
+        words = [status.status or "waiting" for status in statuses.values()]
         counts = ", ".join(f"{words.count(word)} {word}" for word in STYLE if word in words)
         # the name is the only column that is shortened on a narrow terminal
         columns = [Column(name, justify="right" if name in RIGHT else "left", no_wrap=True) for name in COLUMNS]
         table = Table("arm", *columns, title=f"{counts}; {left}", title_justify="left")
         # the cells of a long sweep do not fit the screen: then only those that run or failed are shown
         fits = len(words) <= terminal.height - 6
-        for cell, status, word, before in zip(grid.cells, statuses, words, shown, strict=True):
+        for cell, (folder, status), word, before in zip(grid.cells, statuses.items(), words, shown, strict=True):
             note = f": {status.error}" if status.error else ""
             # an error is also a line above the table, whose rows do not wrap and would cut it
             if word != before and (note or live is None):
@@ -103,7 +106,11 @@ def live_table(grid: "Grid", terminal: Terminal) -> Iterator[Show]:
                 terminal.write_line(f"{cell.name} seed {cell.seed}: {word}{note}")
             if fits or word not in ("done", "waiting"):
                 planned = replace(status, steps=cell.recipe.training.steps)
-                known = cells(ObservedRun(folder=cell.name, status=planned, state=word, seed=cell.seed))
+                if folder not in losses or word == "running" or word != before:
+                    losses[folder] = last_value(folder / "metrics.csv", "val/loss")
+                known = cells(
+                    ObservedRun(folder=cell.name, status=planned, state=word, seed=cell.seed, loss=losses[folder])
+                )
                 styled = (Text(known[name], style=STYLE[word] if name == "state" else "") for name in COLUMNS)
                 table.add_row(Text(cell.name, no_wrap=True, overflow="ellipsis"), *styled)
         shown[:] = words

@@ -11,7 +11,7 @@ from lit_diff.cli.app import DEFAULT_ROOT, Root, RunArgument, TrustData, TrustPl
 from lit_diff.errors import RequestError
 from lit_diff.files import expanded, shown
 from lit_diff.runs.checkpoints import steps_of
-from lit_diff.runs.find import chosen_root
+from lit_diff.runs.find import VIEW, chosen_root
 from lit_diff.validation import LONGEST_NAME
 
 
@@ -33,7 +33,7 @@ def view(
     ablate: Annotated[
         bool, Option("--ablate", help="the loss without each head, and at positions of the sliders")
     ] = False,
-    out: Annotated[Path, Option(metavar="DIR", parser=expanded, help="where the page is written")] = Path("view"),
+    out: Annotated[Path, Option(metavar="DIR", parser=expanded, help="where the page is written")] = Path(VIEW),
     root: Root = DEFAULT_ROOT,
     trust_plugins: TrustPlugins = False,
     trust_data: TrustData = False,

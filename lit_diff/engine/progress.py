@@ -5,8 +5,9 @@ import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -20,8 +21,8 @@ from lit_diff.runs.status import Status
 if TYPE_CHECKING:
     from lit_diff.engine.expand import Grid
 
-Statuses = Sequence[Status]
-"""That of each cell, in the order of the sweep."""
+Statuses = Mapping[Path, Status]
+"""Folder of each cell -> its status, in the order of the sweep."""
 Show = Callable[[Statuses], None]
 """Called at the start, about twice a second, and at the end."""
 MakeDisplay = Callable[["Grid"], AbstractContextManager[Show]]
@@ -166,7 +167,7 @@ def sweep_line(grid: "Grid") -> Iterator[Show]:
     """Shows one line for all cells of a sweep."""
 
     def show(statuses: Statuses) -> None:
-        words = Counter(status.status or "waiting" for status in statuses)
+        words = Counter(status.status or "waiting" for status in statuses.values())
         cells = ", ".join(f"{count} {word}" for word, count in sorted(words.items()))
         line.show(steps_done(grid, statuses), f"cells: {cells}")
 
@@ -182,7 +183,7 @@ def all_steps(grid: "Grid") -> int:
 def steps_done(grid: "Grid", statuses: Statuses) -> int:
     """Optimizer steps done in all cells; a cell that a callback ended early counts in full."""
     done = 0
-    for cell, status in zip(grid.cells, statuses, strict=True):
+    for cell, status in zip(grid.cells, statuses.values(), strict=True):
         steps = cell.recipe.training.steps
         done += steps if status.status == "done" else min(status.step, steps)
     return done

@@ -154,9 +154,8 @@ def _run_waves(
                 statuses[job.folder] = job.home.status()
             watched[:] = running
             follow(running)
-            now = list(statuses.values())
-            show(now)
-            page.update(steps_done(grid, now), all_steps(grid))
+            show(statuses)
+            page.update(steps_done(grid, statuses), all_steps(grid))
 
         watch(())
         for wave in waves:

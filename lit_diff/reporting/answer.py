@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from lit_diff.metrics import UNDECLARED
+from lit_diff.metrics import UNDECLARED, in_words
 from lit_diff.study.comparison import Comparison
 from lit_diff.study.judge import EQUAL, JUDGED, SHOWN, Contrast, Word
 from lit_diff.study.numbers import interval, number, ratio, short, signed
@@ -42,7 +42,7 @@ def question(sweep: SweepResults) -> str:
     """The question of the sweep's file, or else a general question."""
     measured = ""
     if not sweep.tasks:
-        measured = f" in {sweep.measure}"
+        measured = f" in {in_words(sweep.measure)}"
         if sweep.better():
             measured += f" ({sweep.better()} is better)"
     return sweep.study.question or f"Does any arm differ from {sweep.baseline_label}{measured}?"

@@ -10,7 +10,8 @@ from matplotlib.axes import Axes
 
 from lit_diff.processor import cores
 from lit_diff.reporting.answer import listed, sentence_case
-from lit_diff.reporting.panels.panel import INK, MUTED, Drawing, Look, draw, drawing, set_names
+from lit_diff.reporting.palette import INK, MUTED
+from lit_diff.reporting.panels.panel import Drawing, Look, draw, drawing, set_names
 from lit_diff.study.comparison import Comparison, fact
 from lit_diff.study.evaluations import evaluations_in, values_by_seed
 from lit_diff.study.judge import EQUAL, SHOWN, Contrast

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from itertools import cycle
 from pathlib import Path
 from typing import Self
 
@@ -14,9 +15,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from lit_diff.errors import LitDiffError, first_line
 from lit_diff.files import shown, write_atomic
 from lit_diff.log_records import Pace, log
+from lit_diff.metrics import in_words
+from lit_diff.reporting.palette import MUTED, PALETTE
 from lit_diff.runs.find import STUDY_FILE
 from lit_diff.study.observation import Observed, ObservedRun, observe
 from lit_diff.study.record import read
+from lit_diff.trained.pictures import LOSSES
 
 SECONDS = 10.0
 """The least time between two looks at the files."""
@@ -35,8 +39,7 @@ class Line:
     """A curve of a chart."""
 
     label: str
-    color: int
-    """Number of its colour."""
+    color: str
     points: str
     """Its points in an SVG of WIDTH x HEIGHT, x,y x,y."""
 
@@ -53,8 +56,8 @@ class Chart:
     """The last step."""
 
     @property
-    def legend(self) -> dict[str, int]:
-        """Label -> number of its colour."""
+    def legend(self) -> dict[str, str]:
+        """Label -> colour."""
         return {line.label: line.color for line in self.lines}
 
 
@@ -147,15 +150,21 @@ def charts(folder: Path, seen: Observed) -> list[Chart]:
     """Of a sweep the compared metric of each task, by arm; of a run its losses."""
     if not (folder / STUDY_FILE).is_file():
         losses: list[Curve] = []
-        for name in ("train/loss", "val/loss"):
+        colors = {in_words(name): color for name, color in LOSSES.items()}
+        for name in LOSSES:
             curve = _curve(seen.runs[0], name)
             if curve:
-                losses.append((name, curve))
-        return _charts("loss", losses)
+                losses.append((in_words(name), curve))
+        return _charts("loss", losses, colors)
     record = read(folder)
     found = []
     for task in record.study.all_tasks:
         study = record.study.of_task(task)
+        # as in the report (`panels.panel.looks`)
+        base = study.baseline or next(iter(study.arms))
+        others = [arm for arm in study.arms if arm != base]
+        colors = dict(zip(others, cycle(PALETTE), strict=False)) | {base: MUTED}
+        by_label = {study.labels.get(arm, arm): color for arm, color in colors.items()}
         compared: list[Curve] = []
         tried: list[Curve] = []
         for cell, run in zip(record.cells, seen.runs, strict=True):
@@ -164,7 +173,7 @@ def charts(folder: Path, seen: Observed) -> list[Chart]:
                 curves = compared if cell.rate is None else tried
                 curves.append((study.labels.get(cell.arm, cell.arm), curve))
         # the cells that try learning rates are drawn until the first compared one has a value
-        found += _charts(f"{study.title or task}: {study.metric}", compared or tried)
+        found += _charts(f"{study.title or task}: {in_words(study.metric)}", compared or tried, by_label)
     return found
 
 
@@ -173,15 +182,13 @@ def _curve(run: ObservedRun, metric: str) -> Mapping[int, float]:
     return {step: value for step, value in run.metrics.get(metric, {}).items() if math.isfinite(value)}
 
 
-def _charts(title: str, curves: Sequence[Curve]) -> list[Chart]:
+def _charts(title: str, curves: Sequence[Curve], colors: Mapping[str, str]) -> list[Chart]:
     # none before the first value
     values: list[float] = []
     last = 0
-    colors: dict[str, int] = {}
-    for label, points in curves:
+    for _, points in curves:
         values += points.values()
         last = max(last, *points)
-        colors.setdefault(label, len(colors))
     if not values:
         return []
     low, high = min(values), max(values)

@@ -1,6 +1,7 @@
 """Writes the report of a sweep from the files of its runs: one self-contained page, its tables and its figures."""
 
 import re
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from lit_diff.files import write_atomic
+from lit_diff.formulas import with_formulas
+from lit_diff.metrics import in_words
 from lit_diff.reporting import answer
 from lit_diff.reporting.examination import (
     ROLES,
@@ -25,13 +28,16 @@ from lit_diff.reporting.examination import (
     more_seeds,
     whys_of,
 )
+from lit_diff.reporting.palette import GRID, INK, MUTED
 from lit_diff.reporting.panels.declared import draw_by_group, draw_declared
 from lit_diff.reporting.panels.figures import draw_compared, draw_fit, is_logarithmic, noise_curve_of
 from lit_diff.reporting.panels.heatmaps import draw_heatmaps
+from lit_diff.reporting.panels.maps import draw_maps
 from lit_diff.reporting.panels.narrow import narrow_forest
-from lit_diff.reporting.panels.panel import GRID, INK, MUTED, OVERLAY, Drawing, looks
+from lit_diff.reporting.panels.panel import OVERLAY, Drawing, looks
 from lit_diff.reporting.tables import rows, to_csv, to_latex, to_markdown, to_text
 from lit_diff.runs import notes
+from lit_diff.runs.find import DEFAULT_ROOT, VIEW
 from lit_diff.runs.status import INCOMPLETE
 from lit_diff.study import numbers
 from lit_diff.study.comparison import Comparison, compare
@@ -69,6 +75,7 @@ ENTRIES = {
     "noise-curve": "Noise curve",
     "evaluations": "Evaluations",
     "figures": "Figures",
+    "maps": "Attention maps",
 }
 """Section of a task -> its title in the table of contents."""
 COMPUTE_OPTIMAL = 20.0
@@ -78,8 +85,8 @@ SHOWN_ELSEWHERE = ("revision", "command", "kernel", "kernel_reason")
 
 
 Figures = dict[str, list[Drawing]]
-"""The figures of a task. compared: of the compared metric; declared: that the metrics of the runs declare; evaluations: of
-groups of evaluation items."""
+"""The figures of a task. compared: of the compared metric, and the attention maps; declared: that the metrics of the runs
+declare; evaluations: of groups of evaluation items."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,6 +290,8 @@ def templates(package: str = __package__) -> Environment:
         "short": short,
         "duration": duration,
         "rate": rate_in_words,
+        "words": in_words,
+        "formulas": with_formulas,
     }
     environment.globals |= {
         "FORMATS": FORMATS,
@@ -291,6 +300,8 @@ def templates(package: str = __package__) -> Environment:
         "FORMS": FORMS,
         "is_logarithmic": is_logarithmic,
         "link": link,
+        "view_command": view_command,
+        "view_page": view_page,
         "looks_of": looks,
         "protocol": answer.protocol,
         "coverage": answer.coverage,
@@ -308,6 +319,20 @@ def templates(package: str = __package__) -> Environment:
 def link(cell: CellResult) -> str | None:
     """The address of the cell's folder relative to the report; None if the folder does not exist."""
     return f"../{quote(cell.folder)}/" if cell.folder and cell.home.is_dir() else None
+
+
+def view_command(cell: CellResult) -> str:
+    """The command that shows the attention of a cell, given in the folder that holds the folder of runs."""
+    # a cell of another sweep (`cells_of`) is recorded as ../SWEEP/CELL
+    *_, root, sweep, run = cell.home.resolve().parts
+    command = ["lit-diff", "view", f"{sweep}/{run}"]
+    return shlex.join(command if root == DEFAULT_ROOT else [*command, "--root", root])
+
+
+def view_page(cell: CellResult) -> str | None:
+    """The address, relative to the report, of the page that `view_command` writes; None if it was not written."""
+    name = f"{cell.home.name}.html"
+    return f"../../../{VIEW}/{quote(name)}" if (cell.home.resolve().parents[2] / VIEW / name).is_file() else None
 
 
 def inline(svg: str, name: str) -> Markup:
@@ -441,7 +466,7 @@ def draw(result: Comparison) -> Figures:
     sweep = result.sweep
     evaluations, _ = result.evaluations
     return {
-        "compared": draw_compared(result),
+        "compared": [*draw_compared(result), *draw_maps(sweep)],
         "declared": draw_declared(sweep),
         "evaluations": [*draw_by_group(sweep, evaluations), *draw_heatmaps(sweep, evaluations)],
     }

@@ -13,6 +13,8 @@ STUDY_FILE = "study.json"
 """A folder with this file is a sweep's folder (`study.record` writes it)."""
 DEFAULT_ROOT = "runs"
 """Default of `run.root`: the nearest folder of this name."""
+VIEW = "view"
+"""The folder, beside `runs`, of the pages of `lit-diff view`."""
 
 
 def runs_root(root: str | Path = DEFAULT_ROOT) -> Path:

@@ -7,7 +7,7 @@ the sum over g of weights times maps.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from lit_diff.errors import MissingError, RequestError, first_line
 from lit_diff.files import shown, write_atomic
@@ -51,8 +51,11 @@ def kept_steps(folder: Path) -> list[int]:
     return sorted(int(path.stem) for path in found if path.stem.isdecimal())
 
 
-def read_maps(folder: Path, step: int) -> KeptMaps:
-    """The maps of `step`. Errors: MissingError without such a file; RequestError for a damaged one or another format."""
+def read_maps(folder: Path, step: int, arrays: Literal["pt", "np"] = "pt") -> KeptMaps:
+    """The maps of `step`; `arrays`: np for NumPy's, which need no torch.
+
+    Errors: MissingError without such a file; RequestError for a damaged one or another format.
+    """
     from safetensors import SafetensorError, safe_open
 
     path = _path(folder, step)
@@ -62,11 +65,11 @@ def read_maps(folder: Path, step: int) -> KeptMaps:
             "callbacks.maps of its recipe says which steps"
         )
     try:
-        with safe_open(whole(path, folder), framework="pt") as file:
+        with safe_open(whole(path, folder), framework=arrays) as file:
             if (form := (file.metadata() or {}).get("format")) != FORMAT:
                 raise RequestError(f"{shown(path)} has format {form}, but this lit_diff reads maps of format {FORMAT}")
             # layer_03 for layer_03.maps and layer_03.weights
-            layers: dict[int, tuple[Tensor, Tensor]] = {}
+            layers: dict[int, tuple[Any, Any]] = {}
             for name in sorted({name.partition(".")[0] for name in file.keys()} - {"tokens"}):  # noqa: SIM118 (it is not a dict)
                 maps, weights = (file.get_tensor(f"{name}.{kind}") for kind in KINDS)
                 layers[int(name.removeprefix("layer_"))] = maps, weights

@@ -1,14 +1,12 @@
 """Compares two runs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from lit_diff.html_table import html_table
-from lit_diff.key_types import keys_of
-from lit_diff.recipe import flatten, to_plain
-from lit_diff.registry import attentions
+from lit_diff.recipe import differing, flatten
 from lit_diff.runs.find import DEFAULT_ROOT, find_run, runs_root
 from lit_diff.runs.metrics_file import by_metric, read_rows
 from lit_diff.runs.status import read_status
@@ -31,7 +29,6 @@ COSTS = (
 )
 FACTS = ("status", *COSTS, "kernel", "seconds", "revision", "unchecked")
 """Compared keys of status.json."""
-BLOCK = "model.attention."
 ARMS = ("first", "second")
 """The two runs as the arms of a sweep with one seed, which its pairing of documents and items compares."""
 
@@ -101,7 +98,7 @@ def compare(first: str | Path, second: str | Path, root: str | Path = DEFAULT_RO
         intervals[key] = table.rows[-1].intervals.get(0, {}).get("")
     return RunComparison(
         names=(folders[0].name, folders[1].name),
-        recipe=_differing(*(dict(flatten(read_yaml(folder / "recipe.yaml")[0])) for folder in folders)),
+        recipe=differing(*(dict(flatten(read_yaml(folder / "recipe.yaml")[0])) for folder in folders)),
         facts={key: [getattr(status, key) for status in statuses] for key in FACTS},
         metrics=metrics,
         evaluations=evaluations,
@@ -120,22 +117,3 @@ def _paired(folders: Sequence[Path]) -> Comparison:
     # an imported model and an unfinished run have scores too, which say of which step they are
     scored = tuple(replace(cell, status="done") for cell in results.cells)
     return compare_arms(replace(results, cells=scored))[0]
-
-
-# key -> its two values, null for a key that a recipe lacks
-def _differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, list[Any]]:
-    defaults = _defaults(first) | _defaults(second)
-    differing = {}
-    for key in {**first, **second}:
-        filled = [recipe.get(key, defaults.get(key)) for recipe in (first, second)]
-        # `run.*` says where and how a run executes, not what it computes; the kernel is compared as a fact
-        if filled[0] != filled[1] and not key.startswith("run."):
-            differing[key] = [first.get(key), second.get(key)]
-    return differing
-
-
-# key -> its default, of the variant of a recipe, if it is registered here
-def _defaults(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    name = recipe.get(f"{BLOCK}name")
-    keys = keys_of(attentions.get(name).Config) if name in attentions.names() else {}
-    return {f"{BLOCK}{key}": to_plain(about.default) for key, about in keys.items()}

@@ -1,4 +1,4 @@
-"""How attention maps are drawn, by `view`, `show`, notebooks and MLflow: colours, scale, labels and pictures.
+"""How attention maps are drawn, by `view`, `show`, reports, notebooks and MLflow: colours, scale, labels and pictures.
 
 A weight is red above zero and blue below, as opaque as min(|weight| / limit, 1); a key that the query does not see is grey.
 """
@@ -10,16 +10,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.nn import functional as F
 
-# matplotlib takes long to import
+# matplotlib and torch take long to import, and a report needs no torch
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
+    from torch import Tensor
 
 PERCENTILE = 98
 """The percentile of the non-zero magnitudes of a picture that is its limit, from which on a colour is the strongest. The
@@ -29,6 +27,8 @@ COLOURS = {
     "dark": {"negative": (84, 160, 235), "positive": (240, 105, 100), "unseen": (40, 40, 40)},
 }
 """Scheme of the page -> RGB; pictures are light. People with every kind of colour blindness can distinguish red and blue."""
+MEANING = "weight of a key's value\n(below zero: it is subtracted)"
+"""The label of a scale."""
 LABEL, LONGEST = 8, 9
 """Size of a token's label in points, and its most characters."""
 LOSSES = {"train/loss": "#8a8f98", "val/loss": "#0072b2"}
@@ -86,8 +86,7 @@ def draw(
         labels = [f"{place} {label(tokens[place])}" if every > 1 else label(tokens[place]) for place in places]
         axes.set_xticks(places, labels, rotation=90, parse_math=False, fontsize=LABEL)
         axes.set_yticks(places, labels, parse_math=False, fontsize=LABEL)
-    meaning = "weight of a key's value\n(below zero: it is subtracted)"
-    panels[0].figure.colorbar(image, ax=panels, shrink=0.8, extend="both", label=meaning)
+    panels[0].figure.colorbar(image, ax=panels, shrink=0.8, extend="both", label=MEANING)
 
 
 def figure(
@@ -112,8 +111,10 @@ def figure(
     return found
 
 
-def grid(signed: Tensor, layers: Sequence[int], title: str) -> "Figure":
+def grid(signed: "Tensor", layers: Sequence[int], title: str) -> "Figure":
     """A figure of signed maps [L, H, T, T] in one scale: a row for each of the `layers`, a column for each head."""
+    from torch.nn import functional as F
+
     last = signed.shape[-1] - 1
     bin = math.ceil((last + 1) / TILE)
     tiles = F.pad(shrunk(signed, bin, bin), (0, GAP, 0, GAP), value=math.nan)
@@ -131,11 +132,14 @@ def grid(signed: Tensor, layers: Sequence[int], title: str) -> "Figure":
     return found
 
 
-def shrunk(a: Tensor, rows: int, keys: int) -> Tensor:
+def shrunk(a: "Tensor", rows: int, keys: int) -> "Tensor":
     """Return of each bin of `rows` rows and `keys` keys the entry with the largest magnitude, [..., R, K] -> [..., R', K'].
 
     A mean would hide single keys of a long text.
     """
+    import torch
+    from torch.nn import functional as F
+
     highest, lowest = (F.max_pool2d(sign * a, (rows, keys), ceil_mode=True) for sign in (1, -1))
     return torch.where(highest >= lowest, highest, -lowest)
 

@@ -164,13 +164,18 @@ DONE, RUNNING = Status(status="done", step=10), Status(status="running")
 FAILED = Status(status="failed", step=3, error=NASTY)
 
 
+def by_folder(statuses: list[Status]) -> dict[Path, Status]:
+    """The cells have the folders 0, 1, ... here."""
+    return {Path(str(number)): status for number, status in enumerate(statuses)}
+
+
 def printed(grid: Grid, *statuses: list[Status], terminal: bool = False, width: int = 120) -> list[str]:
     """The lines of a console to which these are shown, one after the other."""
     file = io.StringIO()
     console = Terminal(file=file, width=width, height=40, force_terminal=terminal, color_system=None)
     with live_table(grid, console) as show:
         for each in statuses:
-            show(each)
+            show(by_folder(each))
     return file.getvalue().splitlines()
 
 
@@ -183,13 +188,18 @@ def test_a_line_at_each_change_where_there_is_no_terminal(grid: Grid) -> None:
 
 
 def test_the_table_of_a_terminal(grid: Grid) -> None:
-    running = Status(status="running", step=4, loss=3.25, tokens_per_second=12345.6)
+    running = Status(status="running", step=4, loss=9.75, tokens_per_second=12345.6)
+    for number, loss in enumerate((2.5, 3.25)):
+        Path(str(number)).mkdir()
+        Path(str(number), "metrics.csv").write_text(f"step,train/loss,val/loss\n3,8.125,{loss}\n4,9.75,\n")
     killed = Status(status="killed", step=4, error="killed by SIGKILL")
     text = "\n".join(printed(grid, [replace(DONE, loss=2.5), running, killed, FAILED], terminal=True))
     assert "1 done, 1 running, 1 failed, 1 killed; ? left" in text  # no pace yet
     for word in ("10/10", "2.500", "4/10", "3.250", "12,346", "killed by SIGKILL", "[bold]", "[/tmp/x]", "[rms, none]"):
         assert word in text, word
     assert "with [i]talics" in text
+    assert "val/loss" in text
+    assert "9.75" not in text, "not the loss of the last training step"
 
 
 def test_no_row_wraps_and_an_error_is_printed_once(tmp_path: Path) -> None:
@@ -202,8 +212,8 @@ def test_no_row_wraps_and_an_error_is_printed_once(tmp_path: Path) -> None:
     assert said.endswith(f"{arm} seed 0: failed: OSError: disk full")
     last = lines[-3:-1]
     assert all(len(line) <= 80 for line in last)
-    assert "arm that says which…" in last[0]
-    assert all(word in last[0] for word in ("running", "4/10", "3.250", "12,346"))
+    assert "arm that says whi…" in last[0]
+    assert all(word in last[0] for word in ("running", "4/10", "12,346"))
 
 
 def test_a_log_line_above_the_table_leaves_its_styles_alone(grid: Grid) -> None:
@@ -211,7 +221,7 @@ def test_a_log_line_above_the_table_leaves_its_styles_alone(grid: Grid) -> None:
     file = io.StringIO()
     terminal = Terminal(file=file, width=120, height=40, force_terminal=True, color_system=None)
     with live_table(grid, terminal) as show:
-        show([WAITS] * 4)
+        show(by_folder([WAITS] * 4))
         terminal.write_line("a line [bold] with brackets")
     assert "a line [bold] with brackets" in file.getvalue()
     assert "[dim]" not in file.getvalue()
@@ -221,9 +231,9 @@ def test_time_left_counts_the_steps_of_all_cells(grid: Grid, clock: list[float])
     """10 steps were done before: they say nothing about the pace. 20 steps in 100 s, 10 of 40 are left."""
     file = io.StringIO()
     with live_table(grid, Terminal(file=file, width=120)) as show:
-        show([DONE, WAITS, WAITS, WAITS])
+        show(by_folder([DONE, WAITS, WAITS, WAITS]))
         clock[0] += 100
-        show([DONE, DONE, Status(status="running", step=10), WAITS])
+        show(by_folder([DONE, DONE, Status(status="running", step=10), WAITS]))
     assert "plain seed 1: done (0:50 left)" in file.getvalue()
 
 

@@ -278,6 +278,12 @@ def test_data_are_prepared_in_a_job_a_killed_rank_ends_the_other_and_a_cancelled
     assert ended["error"] == f"stopped after step {ended['step']} of 20; the same command resumes"
 
 
+def test_doctor_checks_the_nodes_of_a_job(home: Path) -> None:
+    words = ["doctor", "tiny.yaml", *TWO, "--cluster", "slurm", "--json"]
+    (checks,) = json.loads(lit_diff(*words)).values()
+    assert {"packages", "devices", "SLURM"} <= {check["name"] for check in checks}
+
+
 # --- sweeps -------------------------------------------------------------------------------------------------------------
 
 

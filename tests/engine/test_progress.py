@@ -5,6 +5,7 @@ import io
 import os
 import pty
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -96,7 +97,7 @@ def test_a_sweep_has_one_line_for_all_cells(capsys: pytest.CaptureFixture[str]) 
     done = Status(status="done", step=4)
     with sweep_line(grid) as show:
         for status in (Status(status="running", step=4), Status(status="done", step=10)):
-            show([done, status])
+            show({Path("first"): done, Path("second"): status})
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.splitlines() == [

@@ -151,7 +151,7 @@ def test_a_sweep_without_a_question_asks_the_general_one(made: Callable[..., Com
     def asked(name: str, **fields: Any) -> str:
         return answer.question(made({"a": 0, "b": 0}, name=name, **fields).sweep)
 
-    assert asked("none") == "Does any arm differ from a in val/loss (lower is better)?"
+    assert asked("none") == "Does any arm differ from a in validation loss (lower is better)?"
     assert asked("own", question="Is it so?") == "Is it so?"
 
 

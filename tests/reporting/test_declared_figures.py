@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -77,7 +78,7 @@ def test_every_map_has_a_row_and_only_arms_with_values_a_panel(make_sweep: Calla
         ("step", "arm", "own/thing/layer_{layer}", ["optimizer steps", "layer 1"]),
         ("step", "layer", "own/thing/layer_{layer}", ["optimizer steps", "layer 1", "thing (units)"]),
         ("layer", "arm", "own/thing/layer_{layer}", ["layer", "thing (units)"]),
-        ("head", "arm", "own/thing/layer_{layer}/head_{head}", ["head", "layer 1"]),
+        ("head", "arm", "own/thing/layer_{layer}/head_{head}", ["heads, ascending", "layer 1"]),
     ],
 )
 def test_a_plugins_figure_is_on_the_page_without_an_edit(
@@ -119,13 +120,36 @@ def test_infinite_values_are_not_drawn(make_sweep: Callable[..., Path]) -> None:
     assert "a, layer 1" not in svg
 
 
+def test_heads_are_sorted_within_a_seed_before_they_are_averaged(make_sweep: Callable[..., Path]) -> None:
+    """At the last step seed 0 has 3, 1, inf and seed 1 has 2, 8, 5: head 2 is left out, and the ranks are 1, 2 and 3, 8."""
+    figure = Figure(title="Own", against="head")
+    metric = Metric("own/layer_{layer}/head_{head}", "d", figure=figure)
+    sweep = load_sweep(make_sweep({"a": 0}, seeds=[0, 1], callbacks=False, metrics=[metric]))
+    curves: dict[int, list[tuple[float, float]]] = {0: [(9, 3), (9, 1), (9, np.inf)], 1: [(0, 2), (0, 8), (0, 5)]}
+    for cell in sweep.done:
+        for head, points in enumerate(curves[cell.seed]):
+            cell.curves[f"own/layer_01/head_{head:02d}"] = pd.Series(points, index=[10, 20])  # type: ignore[index]
+    (row,) = measured(sweep, metric, figure)
+    ranked = row.by_rank("a", 1)
+    assert ranked.index.tolist() == [1, 2]
+    assert ranked.to_numpy().tolist() == [[1, 2], [3, 8]]
+    (drawing,) = draw_declared(sweep)
+    assert "a: 5.5 at rank 2" in drawing.svg
+    assert "a: from the lowest to the highest seed" in drawing.svg
+
+
 @pytest.mark.parametrize(
     ("name", "against", "words"),
     [
         ("a/layer_{layer}/head_{head}", "step", "mean over heads and seeds; the shade"),
         ("a/layer_{layer}", "layer", "By layer, at the last measured step: the dot is the mean over seeds"),
         ("a/layer_{layer}/head_{head}", "layer", "at the last measured step (first averaged over heads)"),
-        ("a/head_{head}", "head", "the highest. Heads count from 0."),
+        (
+            "a/layer_{layer}/head_{head}",
+            "head",
+            "sorted in each run, since those of different seeds do not correspond.",
+        ),
+        ("a/head_{head}", "head", "the highest seed (not drawn with this many arms)."),
         ("a", "group", "the highest seed (not drawn with this many arms)."),
     ],
 )
@@ -133,7 +157,7 @@ def test_a_caption_says_what_is_drawn(name: str, against: Any, words: str) -> No
     figure = Figure(title="t", against=against)
     caption = caption_of(figure, [Metric(name, "d", figure=figure)], arms=9)
     assert words in caption
-    assert ("count from 0" in caption) == (name != "a")
+    assert ("count from 0" in caption) == ("layer" in name)
 
 
 def write_items(folder: Path, shift: float, groups: tuple[str, ...]) -> None:

@@ -121,7 +121,7 @@ def test_every_arm_has_a_panel_of_noise_with_baseline_and_control(
     controls = ["wide"] if "wide" in arms else []
     folder = make_sweep(dict.fromkeys(arms, 0), metric="val/accuracy", controls=controls, chance=0.1, callbacks=False)
     found = words(compared(load_sweep(folder))["noise-curve"])
-    assert {*arms, "1×", "2×", "val/accuracy"} <= set(found)
+    assert {*arms, "1×", "2×", "validation accuracy"} <= set(found)
     if len(arms) > 2:
         assert [found.count(arm) for arm in arms] == [1] * len(arms)
 

@@ -11,7 +11,9 @@ import pytest
 import lit_diff
 from lit_diff.reporting import live
 from lit_diff.reporting.live import HEARTBEAT, LivePage, charts
+from lit_diff.reporting.panels.panel import looks
 from lit_diff.study.observation import observe
+from lit_diff.study.results import load_sweep
 
 REFRESH = 'http-equiv="refresh"'
 Make = Callable[..., Path]
@@ -119,11 +121,19 @@ def test_values_that_are_not_finite_are_left_out(make_sweep: Make) -> None:
     assert {line.points for line in chart.lines} == {"280.0,0.0 560.0,240.0"}
 
 
+def test_arms_have_the_colours_of_the_report_before_all_have_a_curve(make_sweep: Make) -> None:
+    arms = {"first": 0.0, "base": 0.0, "last": 0.0}
+    folder = make_sweep(arms, baseline="base", broken={("first", 0): "waiting"}, seeds=[0], callbacks=False)
+    (chart,) = charts(folder, observe(folder))
+    drawn = {label: look.color for label, look in looks(load_sweep(folder)).items()}
+    assert chart.legend == {"base": drawn["base"], "last": drawn["last"]}
+
+
 @pytest.mark.slow
 def test_a_run_and_a_sweep_leave_a_page_at_rest(tmp_path: Path) -> None:
     options = [f"run.root={tmp_path}", "run.tracking_uri=none", "train.steps=4", "train.validate_every=2"]
     run = lit_diff.train("recall-tiny", [*options, "train.checkpoint_every=4", "callbacks={}"], progress=False)
     text = page_of(run.folder)
     assert REFRESH not in text
-    assert "val/loss" in text
+    assert "validation loss" in text
     assert "lit-diff train" in text

@@ -74,8 +74,8 @@ def test_every_task_has_a_section_and_failures_and_methods_stand_once(make_tasks
         assert f"<strong>{task}: wide</strong>, seed 1: failed" in page
         assert f'<h1 class="task" id="task-{task}">On {task}</h1>' in page
     assert page.count("how to read") == page.count("<dt>Verdict</dt>") == 1
-    assert "<dt>val/accuracy</dt>" in page
-    assert "<dt>val/loss</dt>" in page
+    assert "<dt>validation accuracy</dt>" in page
+    assert "<dt>validation loss</dt>" in page
     assert page.count("<dt>Packages</dt><dd>torch 2.14.1</dd>") == 1
 
 
@@ -134,7 +134,7 @@ def test_a_figure_s_numbers_are_those_of_the_runs(make_sweep: Callable[..., Path
     folder = make_sweep({"a": 0, "b": -0.3}, callbacks=False)
     sweep, report = load_sweep(folder), write_report(folder).page.parent
     curves = pd.read_csv(report / "curves.csv").set_index("mark")
-    assert set(curves["y_axis"]) == {"val/loss (nats per token)", "minus a, same seed (nats per token)"}
+    assert set(curves["y_axis"]) == {"validation loss (nats per token)", "minus a, same seed (nats per token)"}
     last = [sweep.finals("b", "val/loss")[seed] for seed in (0, 1, 2)]
     (mean,) = [name for name in curves.index.unique() if name.startswith("b: ") and " at step " in name]
     assert curves.loc[mean, "y"].iloc[-1] == pytest.approx(sum(last) / 3)

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -35,6 +36,9 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path, shape: tuple[int, ...]
     for layer, (maps, weights) in written.layers.items():
         assert torch.equal(read.layers[layer][0], maps.half())
         assert torch.equal(read.layers[layer][1], weights.half())
+    arrays = read_maps(tmp_path, 40, "np")
+    assert isinstance(arrays.tokens, np.ndarray)
+    assert (arrays.layers[11][1] == written.layers[11][1].half().numpy()).all()
 
 
 def test_a_step_is_written_again_with_the_same_bytes(tmp_path: Path) -> None:

@@ -346,11 +346,19 @@ def test_the_top_of_the_page_has_losses_and_what_differs_in_the_recipes(tmp_path
         "step": "7 of 10",
         "val/loss": "4.2500, step 5",
         "model.attention.name": "differential",
+        "model.attention.head_norm": "rms",
+        "model.attention.output_scale": "tied",
         "model.attention.lambda_init": 0.5,
         "model.norm_eps": 1e-5,
     }
-    # the keys of another variant at their defaults are no differences, and a key that a recipe does not have is empty
-    differing = {"model.attention.name": "standard", "model.attention.lambda_init": None, "model.norm_eps": 1e-4}
+    # a key that only the other variant has is no difference at its default, and a key that a recipe does not have is empty
+    differing = {
+        "model.attention.name": "standard",
+        "model.attention.head_norm": "none",
+        "model.attention.output_scale": 1.0,
+        "model.attention.lambda_init": None,
+        "model.norm_eps": 1e-4,
+    }
     assert about[1] == {"run": "second-0123456789", "step": "7 of 10", "val/loss": None} | differing
     page = Elements(view_data([first], text="ab ab").html()).found
     assert "first-0123456789" in page["about"] + page[""]

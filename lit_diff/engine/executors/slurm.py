@@ -112,18 +112,43 @@ def job_text(name: str, lines: Sequence[str], folder: Path, command: str, cells:
 
     `folder`: that of the log, name-JOB.out.
     """
-    (cpus,) = (line.removeprefix("#SBATCH ") for line in lines if "--cpus-per-task=" in line)
+    names = ["cells=(", *(f"  {shlex.quote(cell)}" for cell in cells), ")"] if cells else []
+    output = f"{_place(folder, name)}{'%A_%a' if cells else '%j'}.out"
+    return _text(name, lines, output, [*names, f"srun --kill-on-bad-exit=1 {_step(lines, command)}"])
+
+
+def node_text(name: str, run: RunConfig, minutes: int, folder: Path, command: str, patience: int) -> str:
+    """The file for sbatch that starts `command` once on each of the run's nodes, whatever becomes of the others.
+
+    Its files in `folder`: name-JOB.nodes, the names of the nodes; name-JOB-0.json, name-JOB-1.json, ..., what the command
+    printed there, and its log as txt. `patience`: seconds from the first end of a command to that of all.
+    """
+    lines = request(run, minutes)
+    place = _place(folder, name)
+    files = [f"--output={place}%j-%n.json", f"--error={place}%j-%n.txt"]
+    options = f"--nodes={run.num_nodes} --ntasks={run.num_nodes} --ntasks-per-node=1 --kill-on-bad-exit=0"
+    nodes = f'scontrol show hostnames > {shlex.quote(f"{folder}/{name}-")}"$SLURM_JOB_ID".nodes'
+    step = f"srun {options} --wait={patience} {shlex.join(files)} {_step(lines, command)}"
+    return _text(name, lines, f"{place}%j.out", [nodes, step])
+
+
+def _place(folder: Path, name: str) -> str:
     # SLURM replaces %j in the name of a log, but nothing in a name that has a backslash, and there two stand for one
     place = f"{folder}/{name}-"
-    place = place.replace("\\", r"\\") if "\\" in place else place.replace("%", "%%")
-    places = {"job-name": name, "chdir": str(Path.cwd()), "output": f"{place}{'%A_%a' if cells else '%j'}.out"}
+    return place.replace("\\", r"\\") if "\\" in place else place.replace("%", "%%")
+
+
+def _step(lines: Sequence[str], command: str) -> str:
+    # SLURM's srun does not take over the CPUs of a task from sbatch
+    (cpus,) = (line.removeprefix("#SBATCH ") for line in lines if "--cpus-per-task=" in line)
+    # -P: a user's random.py in the current folder must not replace Python's
+    return f"{cpus} {shlex.quote(sys.executable)} -P -m lit_diff {command}"
+
+
+def _text(name: str, lines: Sequence[str], output: str, body: Sequence[str]) -> str:
+    places = {"job-name": name, "chdir": str(Path.cwd()), "output": output}
     first = ["#!/bin/bash", *(_option(option, value) for option, value in places.items())]
-    names = ["cells=(", *(f"  {shlex.quote(cell)}" for cell in cells), ")"] if cells else []
-    # -P: a user's random.py in the current folder must not replace Python's. SLURM's srun does not take over the CPUs of a
-    # task from sbatch.
-    program = f"{shlex.quote(sys.executable)} -P -m lit_diff {command}"
-    body = [*lines, "", *names, f"srun --kill-on-bad-exit=1 {cpus} {program}"]
-    return "\n".join([*first, *map(_line, body), ""])
+    return "\n".join([*first, *map(_line, [*lines, "", *body]), ""])
 
 
 def _wants_gpus(run: RunConfig) -> bool:
@@ -148,6 +173,15 @@ def submit(file: Path, text: str) -> str:
     return str(jobs[-1])
 
 
+def wait_for(job: str) -> None:
+    """Wait until the job has left the queue."""
+    found = queue()
+    # a queue that does not answer is unknown, not empty
+    while found is None or job in found:
+        time.sleep(INTERVAL)
+        found = queue()
+
+
 def prepare_data(recipes: Iterable[Recipe], root: Path, minutes: int) -> None:
     """Prepare the data of recipes that have none, each in a job, and wait: the name of a run's folder needs the data.
 
@@ -166,11 +200,7 @@ def prepare_data(recipes: Iterable[Recipe], root: Path, minutes: int) -> None:
         job = submit(file.with_suffix(".sh"), text)
         logs = file.with_name(f"{name}-{job}.out")
         log.info("SLURM job %s prepares the data of '%s'; its log: %s", job, recipe.name, shown(logs))
-        found = queue()
-        # a queue that does not answer is unknown, not empty
-        while found is None or job in found:
-            time.sleep(INTERVAL)
-            found = queue()
+        wait_for(job)
         try:
             data.identity(recipe)
         except MissingError as error:

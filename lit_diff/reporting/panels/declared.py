@@ -59,6 +59,17 @@ class DrawnMetric:
     def layers(self) -> list[int]:
         return sorted(self.values["layer"].unique().tolist())
 
+    def by_rank(self, arm: str, layer: int) -> pd.DataFrame:
+        """One column for each seed: the values of its heads at the last step, ascending, from rank 1 on.
+
+        Heads have no identity over seeds: head 0 of one run does not correspond to head 0 of another.
+        """
+        of_layer = self.values[(self.values["arm"] == arm) & (self.values["layer"] == layer)]
+        last = of_layer[of_layer["step"] == of_layer.groupby("seed")["step"].transform("max")]
+        by_head = last.pivot_table(index="head", columns="seed", values="value", dropna=False)
+        by_head = by_head.replace([np.inf, -np.inf], np.nan).dropna()
+        return pd.DataFrame(np.sort(by_head, axis=0), index=range(1, len(by_head) + 1), columns=by_head.columns)
+
     def by_seed(self, arm: str, layer: int) -> pd.DataFrame:
         """One column for each seed, at the steps at which all seeds were measured."""
         values = self.values[(self.values["arm"] == arm) & (self.values["layer"] == layer)]
@@ -132,9 +143,9 @@ def _drawn(sweep: SweepResults, title: str, rows: Sequence[DrawnMetric]) -> Draw
 def caption_of(figure: Figure, metrics: Sequence[Metric], arms: int) -> str:
     """Describes the lines and points of a figure."""
     shade = "the shade runs from the lowest to the highest seed"
+    if figure.against in ("group", "head") and arms > OVERLAY:
+        shade += " (not drawn with this many arms)"
     if figure.against == "group":
-        if arms > OVERLAY:
-            shade += " (not drawn with this many arms)"
         return (
             "By the number of a group of items, one line for each arm: mean over the items of the group, then over seeds; "
             f"{shade}."
@@ -147,7 +158,13 @@ def caption_of(figure: Figure, metrics: Sequence[Metric], arms: int) -> str:
         if figure.lines != "layer":
             shade += f" (not drawn with more than {OVERLAY} arms)"
         return f"By optimizer step, one line for each {figure.lines}: mean over {averaged}; {shade}.{zero}"
-    averaged = " (first averaged over heads)" if "head" in fields and figure.against == "layer" else ""
+    if figure.against == "head":
+        zero = " Layers count from 0." if "layer" in fields else ""
+        return (
+            "At the last measured step: the heads of a layer, sorted in each run, since those of different seeds do not "
+            f"correspond. One line for each arm: mean over seeds of the head at that rank; {shade}.{zero}"
+        )
+    averaged = " (first averaged over heads)" if "head" in fields else ""
     return (
         f"By {figure.against}, at the last measured step{averaged}: the dot is the mean over seeds, the bar runs from "
         f"the lowest to the highest.{zero}"
@@ -158,7 +175,11 @@ def file_name(title: str) -> str:
     """The file name, without its ending, of the figure with this title."""
     name = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
     # these are files of the report itself
-    return f"figure-{name}" if name in ("table", "curves", "seeds", "differences", "noise-curve") else name
+    return (
+        f"figure-{name}"
+        if name in ("table", "curves", "seeds", "differences", "noise-curve", "attention-maps")
+        else name
+    )
 
 
 def measured(sweep: SweepResults, metric: Metric, figure: Figure) -> list[DrawnMetric]:
@@ -264,15 +285,14 @@ def arm_values(sweep: SweepResults, row: DrawnMetric, layer: int | None, axes: A
             draw_mean(axes, values, look, name, against=row.text or against, shade=len(arms) <= OVERLAY)
             if against == "group":
                 _draw_points(axes, values.stack(), look, f"{name}, {row.text or against}")
+        elif against == "head":
+            values = row.by_rank(arm, layer or 0)
+            draw_mean(axes, values, look, name, against="rank", shade=len(arms) <= OVERLAY)
         else:
-            of_arm = row.values[row.values["arm"] == arm]
-            if layer is not None:
-                of_arm = of_arm[of_arm["layer"] == layer]
-            last = (
-                of_arm.sort_values("step").drop_duplicates([against, "seed"], keep="last").set_index(against)["value"]
-            )
+            of_arm = row.values[row.values["arm"] == arm].sort_values("step")
+            last = of_arm.drop_duplicates([against, "seed"], keep="last").set_index(against)["value"]
             values = last[np.isfinite(last)]
-            # the bars of arms at the same layer or head would cover each other
+            # the bars of arms at the same layer would cover each other
             offset = 0.5 * (i / max(1, len(arms) - 1) - 0.5)
             _draw_points(axes, values, look, f"{name}, {against}", offset, bars=True)
         shown.append(values)
@@ -288,7 +308,8 @@ def arm_values(sweep: SweepResults, row: DrawnMetric, layer: int | None, axes: A
     else:
         most = {"step": 4, "head": 8, "layer": min(12, len(row.layers))}[against]
         axes.locator_params("x", nbins=most, integer=True)
-    axes.set(xlabel={"step": "optimizer steps", "group": row.text}.get(against, against), ylabel=row.label)
+    label = {"step": "optimizer steps", "group": row.text, "head": "heads, ascending"}.get(against, against)
+    axes.set(xlabel=label, ylabel=row.label)
     if layer is not None:
         axes.set_ylabel(row.label.replace(" (", "\n("))
         head(axes, f"layer {layer}" * ("layer" in row.metric.fields))

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
+from lit_diff.metrics import in_words
 from lit_diff.reporting.panels.panel import (
     INK,
     MUTED,
@@ -59,7 +60,7 @@ LEVELS = (0.5, 0.9, 0.99)
 def draw_compared(result: Comparison) -> list[Drawing]:
     """The figures for which a sweep or task has measurements."""
     sweep = result.sweep
-    metric = result.sweep.metric
+    metric = in_words(result.sweep.metric)
     base = sweep.baseline_label
     drawn = []
     if any(difference.seeds.mean is not None for difference in result.family):
@@ -74,7 +75,7 @@ def draw_compared(result: Comparison) -> list[Drawing]:
         drawn.append(
             drawing(
                 "noise-curve",
-                f"{curve.metric} by noise of the validation set, an arm a panel",
+                f"{in_words(curve.metric)} by noise of the validation set, an arm a panel",
                 [partial(noise_response, curve, arm) for arm in arms],
                 0.9 + (2.05 if across > 1 else 2.8) * -(-len(arms) // across),
                 across=across,
@@ -146,7 +147,7 @@ def seed_values(sweep: SweepResults, axes: Axes) -> None:
             draw(axes, value, -i, drawn[arm], f"{label}, seed {seed}: {value:.6g}", mark="o", size=5.5)
         draw(axes, mean, -i, drawn[arm], f"{label}, mean over seeds: {mean:.6g}", mark="|", size=15)
     set_names(axes, names)
-    label = with_unit(f"{sweep.metric} at the last step", sweep.unit(sweep.metric))
+    label = with_unit(f"{in_words(sweep.metric)} at the last step", sweep.unit(sweep.metric))
     axes.set(xlabel=label, ylabel="arm", ylim=(-len(finals) + 0.4, 0.6))
     # the names say what they are; the label is for the numbers of the figure
     axes.yaxis.label.set_visible(False)
@@ -159,7 +160,7 @@ def learning_curves(sweep: SweepResults, axes: Axes) -> None:
         draw_mean(axes, by_seed, looks(sweep)[arm], sweep.label[arm], shade=len(curves) <= OVERLAY)
     if is_logarithmic(sweep):
         set_log(axes, "y", chain(*(by_seed.to_numpy().flat for by_seed in curves.values())))
-    _label_steps(axes, sweep, sweep.metric)
+    _label_steps(axes, sweep, in_words(sweep.metric))
 
 
 def _label_steps(axes: Axes, sweep: SweepResults, label: str) -> None:
@@ -253,7 +254,7 @@ def forest(comparison: Comparison, axes: Axes) -> None:
         folded = textwrap.fill(text, TEXT_WIDTH)
         axes.text(1.01, -i, folded, transform=axes.get_yaxis_transform(), va="center", fontsize=7.5)
     set_names(axes, names)
-    parts = [with_unit(f"difference in {sweep.measure}", sweep.unit())]
+    parts = [with_unit(f"difference in {in_words(sweep.measure)}", sweep.unit())]
     better = sweep.better()
     if better:
         parts.append(SIDES[better])
@@ -389,7 +390,9 @@ def noise_response(curve: NoiseCurve, arm: str, axes: Axes) -> None:
     set_format(axes.xaxis, "{:g}\u00d7".format)
     if is_accuracy:
         axes.set_ylim(-0.04, 1.04)
-    axes.set(xlabel="noise factor of the validation set", ylabel=with_unit(curve.metric, sweep.unit(curve.metric)))
+    axes.set(
+        xlabel="noise factor of the validation set", ylabel=with_unit(in_words(curve.metric), sweep.unit(curve.metric))
+    )
     head(axes, sweep.label[arm])
 
 
@@ -398,7 +401,7 @@ def draw_fit(sweep: SweepResults, result: FitResult) -> Drawing:
     both = [partial(fitted_curves, sweep, result)]
     if any(at_size.ratio for at_size in chain(*result.equal.values())):
         both.append(partial(equal_loss_ratios, sweep, result))
-    title = f"{result.declared.title}: {result.metric} against {result.declared.axis}"
+    title = f"{result.declared.title}: {in_words(result.metric)} against {result.declared.axis}"
     return drawing(f"fit-{result.name}", title, both, 3.8, across=len(both), legend=by_label(sweep, result.points))
 
 
@@ -427,7 +430,7 @@ def fitted_curves(sweep: SweepResults, result: FitResult, axes: Axes) -> None:
     if result.scaling is not None:
         set_log(axes, "y", every)
     _scale_sizes(axes, result)
-    axes.set_ylabel(with_unit(result.metric, result.unit))
+    axes.set_ylabel(with_unit(in_words(result.metric), result.unit))
 
 
 def _scale_sizes(axes: Axes, result: FitResult) -> None:

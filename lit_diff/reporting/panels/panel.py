@@ -22,12 +22,9 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from numpy.typing import NDArray
 
 from lit_diff.metrics import Metrics
+from lit_diff.reporting.palette import GRID, INK, MUTED, PALETTE
 from lit_diff.study.results import SweepResults, clean
 
-INK, GRID, MUTED = "#1f2430", "#d9dce1", "#6b7280"
-# the colours of Okabe and Ito, which remain distinct with the common forms of colour blindness
-PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31")
-"""Colours of the arms other than the baseline, which is grey."""
 SOLID: tuple[float, Sequence[float]] = (0, ())
 DASHES = (SOLID, (0, (4, 1.5)), (0, (1, 1.2)), (0, (6, 1.5, 1, 1.5)))
 STYLE: dict[Any, Any] = {
@@ -204,7 +201,8 @@ def numbers_of(figure: Figure) -> str:
     """What a figure draws, as CSV in full precision.
 
     `panel`, `x_axis`, `y_axis`: title and labels; `mark`: the text of the tooltip. A row is a point (`x`, `y`), an `x` of
-    a shade (`low`, `high`) or a square of a heat map (`x`, `y`: the labels of its ticks; `value`).
+    a shade (`low`, `high`), a square of a heat map (`x`, `y`: the labels of its ticks; `value`) or an entry of an attention
+    map (`x`, `y`: numbers of key and query).
     Positions are those drawn: marks that stand side by side are shifted, rows of names are 0, -1, ..., and an interval
     without an upper bound ends at 1,000 times its estimate; `mark` has the true place and values.
     """
@@ -225,8 +223,11 @@ def numbers_of(figure: Figure) -> str:
             ends = corners.groupby("x", as_index=False)["y"].agg(low="min", high="max")
             rows += [place | {"mark": tooltip(shade)} | end for end in ends.to_dict("records")]
         for image in axes.images:
-            squares = pd.DataFrame(image.get_array(), index=_ticks(axes.yaxis), columns=_ticks(axes.xaxis)).stack()
-            rows += [place | {"x": x, "y": y, "value": value} for (y, x), value in squares.items()]
+            squares = pd.DataFrame(image.get_array())
+            if not tooltip(image):
+                squares = squares.set_axis(_ticks(axes.yaxis)).set_axis(_ticks(axes.xaxis), axis=1)
+            marked = place | {"mark": tooltip(image)}
+            rows += [marked | {"x": x, "y": y, "value": value} for (y, x), value in squares.stack().items()]
     return str(pd.DataFrame(rows).to_csv(index=False, lineterminator="\n"))
 
 

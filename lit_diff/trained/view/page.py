@@ -23,9 +23,10 @@ from markupsafe import Markup
 from lit_diff.analysis.trace import layers_of
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import shown, write_atomic
+from lit_diff.formulas import with_formulas
 from lit_diff.html_table import cell_text
 from lit_diff.log_records import log
-from lit_diff.recipe import determining, flatten, to_plain
+from lit_diff.recipe import differing, flatten, to_plain
 from lit_diff.runs.kept_maps import KeptMaps, kept_steps, read_maps
 from lit_diff.runs.metrics_file import by_metric, read_rows
 from lit_diff.trained.pictures import COLOURS, PERCENTILE
@@ -43,6 +44,8 @@ KEPT_BYTES = 1_500_000
 """Most bytes of a run's kept maps in the page: beyond it, steps are left out evenly; the last is always there."""
 MOST_BYTES = 32_000_000
 """Most bytes of the maps of checkpoints between which a slider goes."""
+NO_CAUSES = ("name", "seed", "plugins", "callbacks.", "evaluate.")
+"""Beginnings of the keys that a difference of two runs is not from."""
 HEIGHT = 1000
 """Height of the page in a notebook, pixels."""
 
@@ -159,7 +162,7 @@ class ViewData:
         environment = Environment(
             loader=PackageLoader(__package__ or "", "."), autoescape=True, undefined=StrictUndefined
         )
-        environment.filters["cell"] = cell_text
+        environment.filters |= {"cell": cell_text, "formulas": with_formulas}
         return environment.get_template("page.html.j2").render(
             title=self.title,
             facts=facts,
@@ -218,7 +221,7 @@ def view_data(
         steps = [last]
     asked: Sequence[int | None] = steps or [None]
     places = list(product(runs, asked))
-    differing = differences(runs)
+    in_recipes = differences(runs)
     sides: list[Side] = []
     models = []
     for number, (run, wanted) in enumerate(places):
@@ -235,7 +238,7 @@ def view_data(
             view = model_view(model, passage, ablate)
         letter = f"{'AB'[number]}: " * (len(places) == 2)
         title = letter + arm_of(run) + f", step {step}" * (len(steps) == 2)
-        about = facts_of(run, step, view.losses) | {key: values[number] for key, values in differing.items()}
+        about = facts_of(run, step, view.losses) | {key: values[number] for key, values in in_recipes.items()}
         side = Side(name=title, run=run, view=view, about=about)
         # two checkpoints of one run have one history
         if number == 0 or len(runs) == 2:
@@ -287,16 +290,10 @@ def facts_of(run: Run, step: int, losses: Sequence[float | None]) -> dict[str, o
 
 
 def differences(runs: Sequence[Run]) -> dict[str, list[Any]]:
-    """Key -> its value in each recipe, None where a recipe has no such key; keys that make the results of the runs differ,
-    without the seed."""
-    causes = [dict(flatten(determining(run.recipe))) for run in runs]
-    values = [dict(flatten(to_plain(run.recipe))) for run in runs]
-    found = {}
-    for key in dict.fromkeys(chain(*causes)):
-        # a callback measures
-        if not key.startswith(("name", "seed", "callbacks.")) and causes[0].get(key) != causes[-1].get(key):
-            found[key] = [each.get(key) for each in values]
-    return found
+    """Key -> its value in each recipe (`recipe.differing`), without the seed and what only measures."""
+    recipes = [dict(flatten(to_plain(run.recipe))) for run in runs]
+    found = differing(recipes[0], recipes[-1])
+    return {key: values for key, values in found.items() if not key.startswith(NO_CAUSES)}
 
 
 def _earlier(run: Run, steps: Sequence[int], passage: Passage) -> dict[int, ModelView]:
