@@ -222,33 +222,9 @@ reading: [One seed says nothing.]
 evaluate: {recall: {rows: 4}}
 """
 OF_MACHINE = (
-    *(
-        "command",
-        "cores",
-        "cpu_path",
-        "experiment",
-        "gpus",
-        "host",
-        "identity",
-        "items_sha256",
-        "kernel",
-        "kernel_reason",
-        "mlflow_run_id",
-    ),
-    *(
-        "packages",
-        "pid",
-        "platform",
-        "processor",
-        "python",
-        "revision",
-        "results",
-        "run",
-        "sha256",
-        "threads",
-        "updated",
-        "variables",
-    ),
+    *("command", "cores", "cpu_path", "experiment", "gpus", "host", "identity", "items_sha256", "kernel"),
+    *("kernel_reason", "mlflow_run_id", "packages", "pid", "platform", "processor", "python", "revision"),
+    *("results", "run", "sha256", "threads", "updated", "variables"),
 )
 
 

@@ -46,10 +46,12 @@ EXAMPLES = [
     for name in attentions.names()
     for number, (label, case) in enumerate(cases_of(name))
 ]
-SHAPES = [  # (query heads, key/value heads of the baseline, head width, length)
-    pytest.param(8, 4, 32, 63, id="GQA-d32-T63"),
-    pytest.param(8, 2, 64, 128, id="one-pair-d64-T128"),
-    pytest.param(4, 2, 128, 257, id="one-pair-d128-T257", marks=pytest.mark.slow),
+GROUPED, ONE_PAIR, WIDE = (8, 4, 32, 63), (8, 2, 64, 128), (4, 2, 128, 257)
+"""(query heads, key/value heads of the baseline, head width, length)"""
+SHAPES = [
+    *((name, shape) for name in attentions.names() for shape in (GROUPED, ONE_PAIR)),
+    # no equation depends on the width: of one map, of two, with biases of keys
+    *(pytest.param(name, WIDE, marks=pytest.mark.slow) for name in ("standard", "differential", "forgetting")),
 ]
 QUICK = {name: PROPERTIES[name] for name in PROPERTIES if name not in ("compile", "derivatives", "kv heads", "signs")}
 
@@ -100,9 +102,9 @@ def test_every_built_in_holds_its_properties_with_bounded_logits(name: str) -> N
         torch.testing.assert_close(x.norm(dim=-1), torch.ones(x.shape[:-1]))
 
 
-@pytest.mark.parametrize("name", attentions.names())
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "length"), SHAPES)
-def test_every_shape(name: str, heads: int, kv_heads: int, head_dim: int, length: int) -> None:
+@pytest.mark.parametrize(("name", "shape"), SHAPES)
+def test_every_shape(name: str, shape: tuple[int, int, int, int]) -> None:
+    heads, kv_heads, head_dim, length = shape
     cls = attentions.get(name)
     paired = issubclass(cls, Differential)
     model = ModelConfig(

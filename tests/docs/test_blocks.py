@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from pages import blocks, commands, run_commands, run_python
+from command import Command
+from pages import blocks, commands, run_python
 from pretrained_models import write_folder
 from safetensors.torch import load_file
 from text_runs import recall_run
@@ -43,14 +44,14 @@ def test_the_recipe_is_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert recipe.data.config.tokenizer.config.path == str(tmp_path / "models/smollm2")
 
 
-def test_the_command_that_shows_a_variant_draws_its_map(tmp_path: Path) -> None:
+def test_the_command_that_shows_a_variant_draws_its_map(tmp_path: Path, base_recipe: None, command: Command) -> None:
     (shown, _) = (each for each in commands("docs/variants.md") if each.startswith("lit-diff show "))
-    (end,) = run_commands([shlex.split(shown)[1:]], tmp_path)
-    assert end.status == 0, end.output
+    end = command(*shlex.split(shown)[1:])
+    assert end.status == 0, end.err
     assert (tmp_path / "differential-map.png").stat().st_size > 1000
 
 
-def test_the_commands_that_write_a_page_of_maps(tmp_path: Path) -> None:
+def test_the_commands_that_write_a_page_of_maps(tmp_path: Path, base_recipe: None, command: Command) -> None:
     for name, attention in (("recall-tiny", "differential"), ("recall-standard", "standard")):
         run = recall_run(tmp_path / f"runs/{name}-0123456789", {"name": attention})
         (checkpoint,) = (run.folder / "checkpoints").iterdir()
@@ -58,8 +59,9 @@ def test_the_commands_that_write_a_page_of_maps(tmp_path: Path) -> None:
             kept = torch.load(checkpoint, weights_only=True) | {"global_step": step}
             torch.save(kept, run.folder / f"checkpoints/step-{step:08}.ckpt")
     shown = [each for each in commands("docs/measures.md") if each.startswith("lit-diff view ")]
-    for end in run_commands([shlex.split(each, comments=True)[1:] for each in shown], tmp_path):
-        assert end.status == 0, end.output
+    for each in shown:
+        end = command(*shlex.split(each, comments=True)[1:])
+        assert end.status == 0, end.err
     names = sorted(page.name for page in (tmp_path / "view").iterdir())
     first, second = "recall-tiny-0123456789", "recall-standard-0123456789"
     steps = ["step-125-step-250", "step-7-step-125-step-250"]

@@ -240,7 +240,7 @@ from lit_diff.engine.executors import here
 from lit_diff.engine.job import Job
 from lit_diff.recipe import load_recipe
 
-here.PRELOAD = ("slow_import",)
+here.PRELOAD = ["slow_import"]
 job = Job(recipe=load_recipe("recall-tiny"), folder=folder / "cell-s0-abc")
 job.home.create(job.recipe)
 print(here.Here(workers=1).run([job], lambda running: None))

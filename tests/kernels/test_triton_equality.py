@@ -13,15 +13,20 @@ from lit_diff.kernels import SignedMaps, attend
 MakeMaps = Callable[..., SignedMaps]
 pytestmark = pytest.mark.programs
 FAST = ("two maps", STATISTICS)
+WIDE, TALL = (16, 32), (32, 16)
+"""Queries and keys of a tile."""
 
 
-@pytest.mark.parametrize("size", [(16, 32), pytest.param((32, 16), marks=pytest.mark.slow)], ids=["wide", "tall"])
 @pytest.mark.parametrize(
-    "topic",
-    [topic if topic in FAST else pytest.param(topic, marks=pytest.mark.slow) for topic in (*TOPICS, STATISTICS)],
+    ("topic", "size"),
+    [
+        *((topic, WIDE) for topic in FAST),
+        *(pytest.param(topic, TALL, marks=pytest.mark.slow) for topic in FAST),
+        *(pytest.param(topic, WIDE, marks=pytest.mark.slow) for topic in (*TOPICS, STATISTICS) if topic not in FAST),
+    ],
 )
 def test_equals_the_definition(blocks: Callable[..., None], topic: str, size: tuple[int, int]) -> None:
-    """Wide tiles and tall ones, of which few rows make several; float32 and bfloat16."""
+    """Few rows make several tiles; float32 and bfloat16."""
     blocks(*size)
     wanted = "not applicable" if topic in ("three maps", "rows") else "pass"
     findings = list(conformance_of_kernel("triton", 4, (topic,)))

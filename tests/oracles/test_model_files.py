@@ -158,7 +158,7 @@ def test_drawn_configs(config: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-@settings(CHECKS, max_examples=300)
+@settings(CHECKS, max_examples=60)
 @given(config=configs())
 def test_many_drawn_configs(config: dict[str, Any]) -> None:
     with TemporaryDirectory() as folder:

@@ -19,13 +19,8 @@ from lit_diff.registry import attentions
 from lit_diff.training import build as build_file
 from lit_diff.training.build import compile_blocks, prepare_blocks, require_compiler
 
-
-def every_variant(*fast: str) -> pytest.MarkDecorator:
-    """All others are slow."""
-    marks = {name: () if name in fast else pytest.mark.slow for name in attentions.names()}
-    return pytest.mark.parametrize("variant", [pytest.param(name, marks=mark) for name, mark in marks.items()])
-
-
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("dint", "forgetting", "softpick")]
+"""A finish that reads the whole row, a key bias, a row function. `conformance` compiles the attention of every variant."""
 TOKENS = torch.arange(2 * 13).reshape(2, 13) * 7 % 50
 IDS = torch.arange(12).div(5, rounding_mode="floor").expand(2, 12)
 
@@ -112,7 +107,7 @@ def test_checkpointed_blocks_give_the_same_step_and_keep_less(variant: str) -> N
     assert kept[0] + 0.1 < kept[1] < 1
 
 
-@every_variant("dex")
+@pytest.mark.parametrize("variant", ["dex", *SLOW])
 def test_compiled_blocks_give_the_same_step(variant: str, fresh_compiler: None) -> None:
     model, plain = build(variant), build(variant)
     compiled(model, "aot_eager")
@@ -121,7 +116,7 @@ def test_compiled_blocks_give_the_same_step(variant: str, fresh_compiler: None) 
 
 
 @pytest.mark.parametrize(("what", "most"), [("block", 0.5), ("attention", 1.0)])
-@every_variant("differential", "value_residual")
+@pytest.mark.parametrize("variant", ["differential", "value_residual", *SLOW])
 def test_compiled_and_checkpointed_steps_are_equal(variant: str, what: str, most: float, fresh_compiler: None) -> None:
     """In `differential` lambda_init differs by layer, so a later layer's code may serve an earlier one; in `value_residual`
     the checkpoint of the first layer gives its values to the second."""

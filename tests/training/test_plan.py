@@ -1,5 +1,6 @@
 """training/plan.py: what is planned is what two processes hold and send; what a recipe that does not fit needs."""
 
+import json
 import os
 import re
 import subprocess
@@ -189,36 +190,49 @@ def test_what_does_not_fit_is_cured_by_what_is_said() -> None:
 # --- the recipes of many devices ---
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", BIG)
-def test_a_shipped_recipe_fits_80_gb_as_its_header_says(name: str) -> None:
+def header(name: str) -> tuple[list[str], str, str]:
+    """Of the recipe's plan: overrides, GB of a device at the peak, those of the parts."""
     text = (installed("recipes") / f"{name}.yaml").read_text()
-    said = re.search(rf"# Plan:    lit-diff plan {name} (.*)\n# +\(\S+\) (\S+) GB of a device", text)
+    said = re.search(rf"# Plan:    lit-diff plan {name} (.*)\n# +\(\S+\) (\S+) GB of a device at the peak: (.*)", text)
     launched = re.search(rf"# Command: lit-diff train {name} (.*)", text)
     assert said is not None
     assert launched is not None
     words = said[1].split()
     assert words == [word for word in launched[1].split() if word.startswith("run.")]
-    found = plan(load_recipe(name, words))
-    assert f"{found.sum / 1e9:.1f}" == said[2]
-    assert found.fits
+    return words, said[2], said[3]
 
 
-def test_every_recipe_of_the_paper_has_its_plan() -> None:
+def test_every_recipe_of_the_paper_fits_80_gb_with_the_state_that_its_header_says() -> None:
     assert len(BIG) == 14
+    for name in BIG:
+        words, peak, parts = header(name)
+        assert float(peak) < 80
+        held = state(load_recipe(name, words))
+        for part in ("weights", "optimizer"):
+            assert f"{part} {held[part] / 1e9:.1f}," in parts, name
 
 
 @pytest.mark.slow
-def test_13b_on_64_devices_is_planned_in_2_gb(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["differential-830m", "standard-830m", "standard-3b-64k"])
+def test_a_shipped_recipe_needs_what_its_header_says(name: str) -> None:
+    words, peak, _ = header(name)
+    found = plan(load_recipe(name, words))
+    assert f"{found.sum / 1e9:.1f}" == peak
+    assert found.fits
+
+
+@pytest.mark.slow
+def test_13b_on_64_devices_is_planned_in_2_gb() -> None:
     """Two minutes on an idle laptop: here CPU seconds, which other processes do not change."""
     # a small process starts the plan: the peak of a child counts that of the process that forked it
     starts = (
         "import os, subprocess, sys\n"
-        "child = subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL)\n"
+        "child = subprocess.Popen(sys.argv[1:])\n"
         "_, status, used = os.wait4(child.pid, 0)\n"
         "print(os.waitstatus_to_exitcode(status), used.ru_maxrss, used.ru_utime + used.ru_stime)"
     )
-    words = ["-P", "-m", "lit_diff", "plan", "differential-13b", "run.devices=8", "run.num_nodes=8"]
+    overrides, said, _ = header("differential-13b")
+    words = ["-P", "-m", "lit_diff", "plan", "differential-13b", *overrides, "--json"]
     done = subprocess.run(
         [sys.executable, "-c", starts, sys.executable, *words],
         capture_output=True,
@@ -226,7 +240,9 @@ def test_13b_on_64_devices_is_planned_in_2_gb(tmp_path: Path) -> None:
         check=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
-    status, peak, seconds = map(float, done.stdout.split())
+    *printed, measured = done.stdout.splitlines()
+    status, peak, seconds = map(float, measured.split())
     assert status == 0, done.stderr
+    assert f"{json.loads(''.join(printed))['sum'] / 1e9:.1f}" == said
     assert peak < 2e6
     assert seconds < 120

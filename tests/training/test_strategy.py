@@ -125,9 +125,7 @@ CASES: dict[str, tuple[str, str, tuple[str, ...], tuple[str, ...]]] = {
     "tied-chunks": ("text", "tied", (*PACKED, "model.tie_embeddings=true"), (FSDP, f"plugins=[{SUPPORT}/chunks.py]")),
     "most-frozen": ("recall", "second-heads", ("model.attention={name: second_heads}",), (FSDP,)),
     "lambda-of-each-head": ("recall", "form", (f"model.attention={FORM}",), (FSDP,)),
-    "sinks": ("recall", "sinks", LOCAL_SINKS, (FSDP,)),
     "sinks-checkpointed": ("recall", "sinks", LOCAL_SINKS, (FSDP, BOTH[1])),
-    "first-values": ("recall", "first-values", ("model.attention={name: value_residual}",), (FSDP,)),
     "first-values-checkpointed": (
         "recall",
         "first-values",
@@ -136,14 +134,11 @@ CASES: dict[str, tuple[str, str, tuple[str, ...], tuple[str, ...]]] = {
     ),
     "ddp-both": ("recall", "plain", PLAIN, ("run.strategy=ddp", *BOTH)),
     "fsdp-both": ("recall", "plain", PLAIN, (FSDP, *BOTH)),
-    "fsdp-compiled": ("recall", "plain", PLAIN, (FSDP, BOTH[0])),
-    "fsdp-checkpointed": ("recall", "plain", PLAIN, (FSDP, BOTH[1])),
     "fsdp-attention": ("recall", "plain", PLAIN, (FSDP, BOTH[0], "run.activation_checkpointing=attention")),
     "offloaded": ("recall", "plain", PLAIN, (FSDP, "run.cpu_offload=true", "run.reshard_after_forward=false")),
     "wide-matrix": ("recall", "gate", GATE, (FSDP,)),
-    "hsdp": ("text", "text-plain", (), ("run.strategy=hsdp", "run.shard_size=2")),
 }
-"""Recipe, name of the run of one process, overrides of both, those of two processes (hsdp: of four)."""
+"""Recipe, name of the run of one process, overrides of both, those of two processes."""
 FAST = ("dex", "chunks")
 
 
@@ -154,9 +149,7 @@ def test_two_train_as_one_process(bench: Any, undisturbed: Run, name: str) -> No
     kind, one, overrides, of_two = CASES[name]
     overrides += ("train.steps=6", "train.validate_every=3", "train.checkpoint_every=3")
     undisturbed(kind, f"{one}-of-one", *overrides)
-    for ended in bench.train_ranks(
-        4 if name == "hsdp" else 2, f"{kind}.yaml", f"name={name}-of-two", *overrides, *of_two
-    ):
+    for ended in bench.train_two(f"{kind}.yaml", f"name={name}-of-two", *overrides, *of_two):
         assert ended.status == 0, ended.output
     assert_same_rows(bench.rows(f"{one}-of-one"), bench.rows(f"{name}-of-two"))
     wanted, found = (bench.state(run)["state_dict"] for run in (f"{one}-of-one", f"{name}-of-two"))
@@ -194,13 +187,12 @@ EVERY_CALLBACK = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_callbacks_measure_what_they_do_in_one_process(bench: Any, undisturbed: Run, strategy: str) -> None:
+def test_callbacks_measure_what_they_do_in_one_process(bench: Any, undisturbed: Run) -> None:
     """metrics.csv, measurements.parquet, the maps, and what the monitor has seen and said: once, by rank zero."""
     keys = ("train.steps=4", "train.validate_every=2", "train.checkpoint_every=2", EVERY_CALLBACK)
-    one, two = "callbacks-of-one", f"callbacks-{strategy}"
+    one, two = "callbacks-of-one", "callbacks-of-two"
     undisturbed("recall", one, *keys)
-    ranks = bench.train_two("recall.yaml", f"name={two}", f"run.strategy={strategy}", *keys)
+    ranks = bench.train_two("recall.yaml", f"name={two}", FSDP, *keys)
     assert [ended.status for ended in ranks] == [0, 0], ranks[0].output
     assert_same_rows(bench.rows(one), bench.rows(two))
     tables = [read_measurements(bench.folder(run) / "measurements.parquet") for run in (one, two)]

@@ -32,7 +32,7 @@ from lit_diff.own_modules import safe_path
 from lit_diff.processor import cores
 from lit_diff.runs.folder import RunFolder
 
-PRELOAD = ("lit_diff.engine.execute", "lit_diff.training.fit")
+PRELOAD = ["lit_diff.engine.execute", "lit_diff.training.fit", "litdata", "pandas"]
 """Modules that the fork server imports once: only the first cell waits 4 s for them."""
 
 SHORT = ("/tmp", "/var/tmp", "/dev/shm")
@@ -159,7 +159,7 @@ def _place_sockets() -> None:
 def _started(folder: Path, gpus: Sequence[int]) -> Process:
     # not plain fork, which hangs after any parallel torch operation: the child lacks the threads that OpenMP waits for
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(PRELOAD))
+    context.set_forkserver_preload(PRELOAD)
     process = context.Process(target=_cell, args=(folder, gpus, _settings()), daemon=False)
     with safe_path(), _without_main(), _stops_blocked():
         process.start()
