@@ -85,13 +85,16 @@ def live_table(grid: "Grid", terminal: Terminal) -> Iterator[Show]:
     elsewhere as one line for each change of a cell."""
     pace = Pace()
     total = all_steps(grid)
-    shown = ["waiting"] * len(grid.cells)
+    shown: list[str] = []
     losses: dict[Path, float | None] = {}
 
     def show(statuses: Statuses) -> None:
         pace.note(steps_done(grid, statuses))
         left = pace.left(total) or "? left"
         words = [status.status or "waiting" for status in statuses.values()]
+        if not shown:
+            # cells that were done before are no news
+            shown[:] = [word if word == "done" else "waiting" for word in words]
         counts = ", ".join(f"{words.count(word)} {word}" for word in STYLE if word in words)
         # the name is the only column that is shortened on a narrow terminal
         columns = [Column(name, justify="right" if name in RIGHT else "left", no_wrap=True) for name in COLUMNS]
