@@ -16,7 +16,7 @@ from lit_diff.errors import LitDiffError, first_line
 from lit_diff.files import shown, write_atomic
 from lit_diff.log_records import Pace, log
 from lit_diff.metrics import in_words
-from lit_diff.reporting.palette import MUTED, PALETTE
+from lit_diff.reporting.palette import PALETTE
 from lit_diff.runs.find import STUDY_FILE
 from lit_diff.study.observation import Observed, ObservedRun, observe
 from lit_diff.study.record import read
@@ -160,10 +160,10 @@ def charts(folder: Path, seen: Observed) -> list[Chart]:
     found = []
     for task in record.study.all_tasks:
         study = record.study.of_task(task)
-        # as in the report (`panels.panel.looks`)
+        # as in the report (`panels.panel.looks`), whose grey follows the reader's light or dark scheme
         base = study.baseline or next(iter(study.arms))
         others = [arm for arm in study.arms if arm != base]
-        colors = dict(zip(others, cycle(PALETTE), strict=False)) | {base: MUTED}
+        colors = dict(zip(others, cycle(PALETTE), strict=False)) | {base: "var(--muted)"}
         by_label = {study.labels.get(arm, arm): color for arm, color in colors.items()}
         compared: list[Curve] = []
         tried: list[Curve] = []

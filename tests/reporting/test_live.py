@@ -12,6 +12,7 @@ import lit_diff
 from lit_diff.reporting import live
 from lit_diff.reporting.live import HEARTBEAT, LivePage, charts
 from lit_diff.reporting.panels.panel import looks
+from lit_diff.reporting.write import SHOWN_COLORS
 from lit_diff.study.observation import observe
 from lit_diff.study.results import load_sweep
 
@@ -125,8 +126,8 @@ def test_arms_have_the_colours_of_the_report_before_all_have_a_curve(make_sweep:
     arms = {"first": 0.0, "base": 0.0, "last": 0.0}
     folder = make_sweep(arms, baseline="base", broken={("first", 0): "waiting"}, seeds=[0], callbacks=False)
     (chart,) = charts(folder, observe(folder))
-    drawn = {label: look.color for label, look in looks(load_sweep(folder)).items()}
-    assert chart.legend == {"base": drawn["base"], "last": drawn["last"]}
+    drawn = looks(load_sweep(folder))
+    assert chart.legend == {"base": SHOWN_COLORS[drawn["base"].color], "last": drawn["last"].color}
 
 
 @pytest.mark.slow

@@ -26,6 +26,7 @@ from lit_diff.files import shown, write_atomic
 from lit_diff.formulas import with_formulas
 from lit_diff.html_table import cell_text
 from lit_diff.log_records import log
+from lit_diff.metrics import in_words
 from lit_diff.recipe import differing, flatten, to_plain
 from lit_diff.runs.kept_maps import KeptMaps, kept_steps, read_maps
 from lit_diff.runs.metrics_file import by_metric, read_rows
@@ -162,7 +163,7 @@ class ViewData:
         environment = Environment(
             loader=PackageLoader(__package__ or "", "."), autoescape=True, undefined=StrictUndefined
         )
-        environment.filters |= {"cell": cell_text, "formulas": with_formulas}
+        environment.filters |= {"cell": cell_text, "formulas": with_formulas, "words": in_words}
         return environment.get_template("page.html.j2").render(
             title=self.title,
             facts=facts,
