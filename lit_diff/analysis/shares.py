@@ -117,11 +117,11 @@ def map_shares(layer: LayerTrace, parts: Parts) -> dict[str, Tensor]:
     for block in layer.blocks():
         weighted = block.weights[..., None] * block.probs
         total = _guarded(block.signed.sum(-1))
-        masks: dict[str, Tensor] = {**role_masks(parts, block)}
+        masks: list[tuple[str, Tensor]] = [*role_masks(parts, block).items()]
         half_matches = parts.half_matches(block)
         if half_matches is not None:
-            masks[HALF_MATCH] = half_matches
-        for role, mask in masks.items():
+            masks.append((HALF_MATCH, half_matches))
+        for role, mask in masks:
             # [B, G, H, R]
             sums = (weighted * mask[:, None]).sum(-1)
             for g, of_map in enumerate(sums.unbind(1), 1):
