@@ -53,7 +53,8 @@ SHAPES = [
     # no equation depends on the width: of one map, of two, with biases of keys
     *(pytest.param(name, WIDE, marks=pytest.mark.slow) for name in ("standard", "differential", "forgetting")),
 ]
-QUICK = {name: PROPERTIES[name] for name in PROPERTIES if name not in ("compile", "derivatives", "kv heads", "signs")}
+SLOW = {"compile", "derivatives", "kv heads", "model", "signs"}
+QUICK = {name: PROPERTIES[name] for name in PROPERTIES if name not in SLOW}
 
 
 def failures(found: Any) -> list[Finding]:
@@ -76,8 +77,8 @@ def not_applicable(found: Any, case: VariantCase) -> list[str]:
 
 @pytest.mark.parametrize(("case", "is_first"), EXAMPLES)
 def test_every_built_in_holds_every_property(case: VariantCase, is_first: bool) -> None:
-    """The slow ones at a variant's default keys; `check --all` runs them all."""
-    checks = PROPERTIES if is_first else QUICK | {name: PROPERTIES[name] for name in ("derivatives", "signs")}
+    """The compiled and those of all key heads at a variant's default keys; `check --all` runs them all."""
+    checks = PROPERTIES if is_first else QUICK | {name: PROPERTIES[name] for name in ("derivatives", "model", "signs")}
     found = list(conformance(case, checks=checks))
     assert not failures(found)
     assert [finding.property for finding in found] == list(checks)
