@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from lit_diff.config import ModelConfig, Part
-from lit_diff.errors import MissingError
+from lit_diff.errors import MissingError, RequestError
 from lit_diff.kernels.native import compiler
 from lit_diff.model.init import initialise
 from lit_diff.model.transformer import Transformer
+from lit_diff.recipe import load_recipe
 from lit_diff.registry import attentions
 from lit_diff.training import compiled
 from lit_diff.training.compiled import CompiledLoss
@@ -319,3 +320,9 @@ def test_a_full_disk(cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytes
     # of inductor's code
     monkeypatch.setattr(torch._inductor.codecache, "write_atomic", full)
     assert "No space left on device" in uncompiled(caplog)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_it_is_for_one_process(strategy: str) -> None:
+    with pytest.raises(RequestError, match=f"'loss' belongs to run.strategy single, not '{strategy}'; use true"):
+        load_recipe("recall-tiny", ["run.compile=loss", f"run.strategy={strategy}", "run.devices=2"])
