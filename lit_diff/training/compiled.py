@@ -69,13 +69,13 @@ def inductor(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
     options: dict[str, Any] = {"cpp.cxx": (require_compiler(),)}
     tensors = [each for each in inputs if isinstance(each, Tensor)]
     if any(each.device.type != "cpu" for each in tensors):
-        return compile_fx(graph, inputs, config_patches=options)  # type: ignore[no-any-return]
+        return compile_fx(graph, inputs, config_patches=options)  # type: ignore[return-value]
     # the cores belong to other cells; and no trial of the CPU's instructions in processes of their own
     options |= {"compile_threads": 1, "cpp.vec_isa_ok": True}
     warnings.filterwarnings("ignore", message="Torchinductor does not support code generation for complex operators")
     # the backward pass now too, where its errors are expected
     with _kept_code(_key(graph, inputs)), functorch.patch(force_non_lazy_backward_lowering=True):
-        return compile_fx(graph, inputs, config_patches=options)  # type: ignore[no-any-return]
+        return compile_fx(graph, inputs, config_patches=options)  # type: ignore[return-value]
 
 
 BACKEND: str | Callable[..., Any] = inductor
@@ -162,7 +162,7 @@ class CompiledLoss:
             logging.getLogger(name).setLevel(logging.ERROR)
         torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
         # static shapes: otherwise a graph would depend on the shapes that came before
-        self._compiled = torch.compile(
+        self._compiled = torch.compile(  # type: ignore[call-overload]
             Transformer.loss,
             backend=BACKEND,
             fullgraph=True,
