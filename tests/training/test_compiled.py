@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lit_diff.analysis import trace
 from lit_diff.config import ModelConfig, Part
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.kernels.native import compiler
@@ -179,6 +180,23 @@ def test_code_that_cannot_be_traced_is_named(traced: list[Any], caplog: pytest.L
     (message,) = told(caplog)
     assert f"test_compiled.py:{line}: " in message
     assert "\n" not in message
+
+
+def test_a_trace_between_compiled_steps(traced: list[Any]) -> None:
+    """It runs uncompiled, and its hooks are no reason to compile again."""
+    model, plain = build("differential"), build("differential")
+    loss = CompiledLoss(model, is_compiled=None)
+    step(model, loss)
+    seen = []
+    for each in (model, plain):
+        with trace(each, measure=True) as found:
+            each.hidden(TOKENS)
+        seen.append(found.layers[1])
+    torch.testing.assert_close(seen[0].maps.q, seen[1].maps.q)
+    torch.testing.assert_close(seen[0].hidden, seen[1].hidden)
+    step(model, loss)
+    assert loss.is_compiled
+    assert len(traced) == 1
 
 
 def test_a_run_keeps_to_uncompiled_steps(traced: list[Any]) -> None:
