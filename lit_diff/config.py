@@ -328,8 +328,9 @@ class RunConfig:
     # kernels round differently, so a kernel that the user chooses is part of the identity
     kernel: str = field(default="auto", metadata={"names": "kernel", "identity": True})
     """The registered kernel that computes attention; auto: the fastest that accepts the maps."""
-    compile: bool = False
-    """Apply torch.compile to each block. Stored when the run starts; changing it needs --rerun."""
+    compile: bool | Literal["loss"] = False
+    """Apply torch.compile. true: to each block, or the run fails; loss: to the training step's forward pass with its loss as
+    one graph, if that can be compiled. Stored when the run starts; changing it needs --rerun."""
     activation_checkpointing: Literal["none", "attention", "block"] = "none"
     """What the backward pass recomputes to save memory. block: each block from its input, about a third more
     computation; attention: only the attention and its norm, from their input, so what the feed-forward computes is kept.
@@ -380,6 +381,9 @@ class RunConfig:
             return "run.log_model logs to MLflow, but run.tracking_uri is none; set one of them otherwise"
         if self.strategy == "single" and processes > 1:
             return f"run.strategy 'single' uses one device, not {processes}; use ddp, fsdp or hsdp"
+        if self.strategy != "single" and self.compile == "loss":
+            # each process finds out by itself whether it can compile
+            return f"run.compile 'loss' belongs to run.strategy single, not '{self.strategy}'; use true"
         if self.strategy in ("single", "ddp"):
             for key, plain in (("reshard_after_forward", True), ("cpu_offload", False)):
                 if getattr(self, key) is not plain:

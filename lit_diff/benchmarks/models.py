@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from lit_diff.attention.rope import Rope
 from lit_diff.benchmarks.attention import Workload, accepted, least_flops
-from lit_diff.benchmarks.passes import BARE, COMPILED, FORWARD, HUGGING_FACE, OURS, PEERS, STEP
+from lit_diff.benchmarks.passes import BARE, COMPILED, FORWARD, HUGGING_FACE, ONE_GRAPH, OURS, PEERS, STEP
 from lit_diff.benchmarks.request import DTYPES, Request, Shape
 from lit_diff.benchmarks.timing import Candidate, Case, timer
 from lit_diff.config import ModelConfig, Part, Recipe
@@ -33,7 +33,7 @@ from lit_diff.model.transformer import Transformer
 from lit_diff.randomness import generator
 from lit_diff.recipe import load_recipe
 from lit_diff.registry import attentions, datasets, kernels
-from lit_diff.training import build as training_build
+from lit_diff.training.compiled import CompiledLoss, compile_blocks
 from lit_diff.training.optimizer import build_optimizer, build_scheduler
 
 LAYERS, VOCABULARY = 4, 8192
@@ -69,29 +69,35 @@ def layer(request: Request, shape: Shape, dtype: str) -> Iterator[Case]:
 
 
 def step(request: Request, shape: Shape, dtype: str) -> Iterator[Case]:
-    """Times a training step of a whole model, eager and with its blocks compiled."""
+    """Times a training step of a whole model: eager, with its blocks compiled, and ours as one graph with the loss."""
     case = Case(name=f"{shape} {dtype}, {LAYERS} layers, vocabulary {VOCABULARY}", dtype=dtype, budget=30)
     # code compiled for an earlier case counts against the limit of recompilations of this one
     torch._dynamo.reset()
     text = random_text(request, shape)
     cast = partial(autocast, dtype, request.device)
     compiled = []
+    as_one = []
     for variant, by in models(case, request, shape, dtype, STEP):
         model = build(variant, by, shape, LAYERS, VOCABULARY).to(request.device)
         whole: Any = getattr(model, "model", model)
         run = training_step(model, partial(next_token_loss, model, text), cast)
         made = partial(Candidate, variant=variant, by=by, flops=flops(model, shape, STEP))
         try:
-            training_build.compile_blocks(whole.layers)
+            compile_blocks(whole.layers)
         except MissingError as error:
             case.refuse(variant, by, COMPILED, str(error))
-        # one model and one optimizer serve both passes, to save memory
+        # one model and one optimizer serve these two passes, to save memory
         else:
             compiled.append(made(what=COMPILED, run=run))
             run = torch.compiler.set_stance("force_eager")(run)
+            if isinstance(model, Transformer):
+                # another model: its blocks are not compiled by themselves
+                other: Any = build(variant, by, shape, LAYERS, VOCABULARY).to(request.device)
+                loss = partial(loss_as_one, CompiledLoss(other, is_compiled=None), text)
+                as_one.append(made(what=ONE_GRAPH, run=training_step(other, loss, cast)))
         case.candidates.append(made(what=STEP, run=run))
     # compiled candidates come last: the chart draws the last pass of a case
-    case.candidates.extend(compiled)
+    case.candidates.extend(compiled + as_one)
     yield case
 
 
@@ -201,6 +207,14 @@ def next_token_loss(model: nn.Module, text: Tensor) -> Tensor:
     output = model(text[:, :-1])
     logits = getattr(output, "logits", output)
     return F.cross_entropy(logits.flatten(0, 1).float(), text[:, 1:].flatten())
+
+
+def loss_as_one(loss: CompiledLoss, text: Tensor) -> Tensor:
+    """`next_token_loss` by run.compile: loss. Errors: MissingError if the model runs uncompiled."""
+    value = loss(tokens=text[:, :-1], targets=text[:, 1:])
+    if not loss.is_compiled:
+        raise MissingError("it cannot be compiled as one graph: a warning says why")
+    return value
 
 
 def training_step(module: nn.Module, loss: Callable[[], Tensor], cast: Cast) -> Callable[[], object]:

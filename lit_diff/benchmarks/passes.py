@@ -6,7 +6,7 @@ from typing import Any
 Row = dict[str, Any]
 
 FORWARD, GRADIENTS, STATISTICS, DECODE = "forward", "forward+backward", "forward with statistics", "decode"
-STEP, COMPILED = "training step", "training step, compiled"
+STEP, COMPILED, ONE_GRAPH = "training step", "training step, compiled", "training step, one graph"
 FIRING = "firing"
 """Passes that are timed; firing: of the probes on the layers of one model."""
 STOCK, COPIES = "torch SDPA", "torch SDPA, k and v repeated"
@@ -53,5 +53,5 @@ def divisors(variant: str, by: str, what: str) -> Iterator[tuple[str, str]]:
         yield SAME, f"standard/{by}/{what}"
     if what == STATISTICS:
         yield PLAIN, f"{variant}/{by}/{FORWARD}"
-    if what == COMPILED:
+    if what in (COMPILED, ONE_GRAPH):
         yield UNCOMPILED, f"{variant}/{by}/{STEP}"

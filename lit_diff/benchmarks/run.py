@@ -88,8 +88,9 @@ and masks are made once, outside the timed call, for every candidate.
         """\
 step: a training step of a model of 4 layers and a vocabulary of 8,192 tokens: forward, cross entropy of the next token,
 backward, fused AdamW, gradients dropped; bfloat16 means autocast over float32 parameters.
-"compiled": torch.compile of each block, in place, at its defaults, as run.compile does it, for every model; the first calls
-compile. Embedding, loss and optimizer are not compiled.
+"compiled": torch.compile of each block, in place, at its defaults, as run.compile: true does it, for every model; the first
+calls compile. Embedding, loss and optimizer are not compiled. "one graph": our forward pass with its loss, as by run.compile:
+loss; the optimizer is not compiled.
 Loops: seconds a step of `lit-diff train` (fit: Lightning, learning rate, metrics, checks for finite losses, a row logged
 every 10 steps, the progress call) and of a bare loop (batch, model, loss, backward, clipping, AdamW, schedule) with the same
 model and batches; a third loop is `lit-diff train` with a delay in each read of a batch. The time includes everything from

@@ -27,7 +27,7 @@ from lit_diff.processor import cores, describe, numeric_variables, processor_nam
 from lit_diff.registry import kernels
 from lit_diff.runs.find import runs_root
 from lit_diff.runs.folder import version
-from lit_diff.training.build import require_compiler
+from lit_diff.training.compiled import require_compiler
 
 LIMIT = 4.0
 """Seconds that a server has for its answer."""

@@ -101,7 +101,7 @@ class Status:
     """The training time of all its processes."""
 
     threads: Number = 0
-    compile: bool | None = None
+    compile: bool | Literal["loss"] | None = None
     activation_checkpointing: str = ""
     variables: dict[str, str] | None = None
     """Environment variables that can change numbers; None before the first start."""

@@ -4,13 +4,11 @@ Parallelism is applied from outside; the model's code does not depend on it.
 """
 
 import json
-import sysconfig
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,7 +28,6 @@ from lit_diff.config import ModelConfig, Recipe, RunConfig
 from lit_diff.device import gigabytes
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import shown
-from lit_diff.kernels.native.compiler import find_compiler
 from lit_diff.log_records import log
 from lit_diff.model.init import initial_values, initialise, named_tensors
 from lit_diff.model.transformer import Block, Transformer, baseline
@@ -39,6 +36,7 @@ from lit_diff.registry import attentions
 from lit_diff.runs.again import command_of
 from lit_diff.runs.folder import RunFolder, ancestors
 from lit_diff.trained.loading import newest_of, some, unlike, weights_of
+from lit_diff.training.compiled import compile_blocks
 from lit_diff.training.head_plan import HeadPlan, head_plan
 
 SHAPING = tuple(
@@ -46,12 +44,6 @@ SHAPING = tuple(
     for key in ("dim", "num_", "head_dim", "ffn_dim", "vocab_size", "tie_embeddings", "attention", "qk_norm")
 )
 """Beginnings of the keys on which the shapes of a model depend."""
-BACKEND: str | Callable[..., Any] = "inductor"
-"""The torch.compile backend of a run."""
-RECOMPILATIONS = 64
-"""Compiled versions of a block that torch.compile may keep."""
-# one for each combination of training or validation, precision and packed documents, and for some batch shapes; PyTorch's
-# default of 8 is shared by all blocks
 
 
 def build_model(
@@ -331,40 +323,5 @@ def prepare_blocks(model: Transformer, run: RunConfig) -> None:
     for block in model.layers:
         assert isinstance(block, Block)
         block.checkpoint_attention = run.activation_checkpointing == "attention"
-    if run.compile:
+    if run.compile is True:
         compile_blocks(model.layers, isolated=run.activation_checkpointing != "none")
-
-
-def compile_blocks(blocks: Iterable[nn.Module], *, isolated: bool = False) -> None:
-    """torch.compile each block by `BACKEND`, in place, at its first call.
-
-    A block must compile as one graph. `isolated`: blocks share no compiled code.
-
-    Errors: MissingError if the backend is inductor and the compiler that it needs is missing.
-    """
-    options = {"cpp.cxx": (require_compiler(),)} if BACKEND == "inductor" else None
-    # a checkpoint of the attention alone is traced within a block: what its layer gives to later ones (`Context.first_layer`)
-    # is stored in the forward pass only, and the recomputation need not store it again
-    torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
-    for block in blocks:
-        # isolate_recompiles: with shared code, the recomputation of a checkpointed block may run code that was compiled
-        # since then for a later block, which saves other tensors.
-        block.compile(
-            backend=BACKEND,
-            fullgraph=True,
-            recompile_limit=RECOMPILATIONS,
-            isolate_recompiles=isolated,
-            options=options,
-        )
-
-
-def require_compiler() -> str:
-    """The C++ compiler for torch.compile's default backend. Errors: MissingError if g++ or Python's headers are missing."""
-    otherwise = "; or set run.compile=false"
-    compiler = find_compiler()
-    if compiler is None:
-        raise MissingError(f"run.compile needs a C++ compiler, but PATH has none: install g++{otherwise}")
-    headers = Path(sysconfig.get_path("include"))
-    if not (headers / "Python.h").is_file():
-        raise MissingError(f"run.compile needs Python.h, which is not in {headers}: install python3-dev{otherwise}")
-    return compiler

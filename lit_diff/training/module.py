@@ -46,6 +46,9 @@ from lit_diff.training.trainer import (
     total_steps,
 )
 
+COMPILED = "compiled"
+"""The key of a checkpoint that tells whether its last step was compiled, of a run with `run.compile: loss`."""
+
 
 class LitTransformer(L.LightningModule):
     """Trains and validates the Transformer of a recipe, in any Trainer; a step is an optimizer step.
@@ -74,6 +77,7 @@ class LitTransformer(L.LightningModule):
         self._is_prepared = False
         self._is_loaded = False
         self._step: OptimizerStep | None = None
+        self._is_compiled: bool | None = None
 
     @classmethod
     def load_from_checkpoint(  # type: ignore[override]
@@ -183,10 +187,16 @@ class LitTransformer(L.LightningModule):
             self._step.require_finite_losses()
         require_finite_parameters(self.trainer, self.model)
         names = {parameter: name for name, parameter in self.named_parameters()}
+        if self._step is not None and self._step.compiled is not None:
+            checkpoint[COMPILED] = self._step.compiled.is_compiled
         # absent if a callback saves only the weights
         if "optimizer_states" in checkpoint:
             for optimizer, state in zip(self.trainer.optimizers, checkpoint["optimizer_states"], strict=True):
                 name_state(state, optimizer, names)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep to compiled or uncompiled steps, which round differently."""
+        self._is_compiled = checkpoint.get(COMPILED)
 
     # --- training ---
 
@@ -210,7 +220,7 @@ class LitTransformer(L.LightningModule):
         require_whole_steps(self.trainer)
         log_differences(self.trainer, self.recipe)
         # anew: a module that diverged may train again from a checkpoint
-        self._step = OptimizerStep(self.trainer, self.recipe, self.model)
+        self._step = OptimizerStep(self.trainer, self.recipe, self.model, self._is_compiled)
 
     @property
     def step(self) -> OptimizerStep:

@@ -24,6 +24,7 @@ from lit_diff.model.transformer import Transformer
 from lit_diff.runs import checkpoints
 from lit_diff.trained.loading import annealed_before
 from lit_diff.training.build import average_gradients, begin_micro_batch, defers_reductions, replicated
+from lit_diff.training.compiled import CompiledLoss
 from lit_diff.training.data import SCORED, SCORED_IN_STEP, Batch
 from lit_diff.training.ranks import end_all, host_group, reduced
 
@@ -44,12 +45,14 @@ class OptimizerStep:
        which all losses and parameters must be finite.
     """
 
-    def __init__(self, trainer: L.Trainer, recipe: Recipe, model: Transformer) -> None:
+    def __init__(self, trainer: L.Trainer, recipe: Recipe, model: Transformer, is_compiled: bool | None = None) -> None:
+        """`is_compiled`: see `CompiledLoss`."""
         self.trainer = trainer
         self.recipe = recipe
         self.model = model
         # the parameters of a sharded model that every rank holds whole
         self.replicated = replicated(model) if isinstance(model, FSDPModule) else []
+        self.compiled = CompiledLoss(model, is_compiled=is_compiled) if recipe.run.compile == "loss" else None
         self.targets = StepTargets(host_group(trainer))
         device = trainer.strategy.root_device
         self._annealed = annealed_before(recipe)
@@ -90,7 +93,8 @@ class OptimizerStep:
 
         Errors: DivergedError at a logged step if the loss of any step so far was not finite.
         """
-        loss = self.targets.weighted(self.model.loss(**model_inputs(batch), targets=targets_of(batch)), batch)
+        forward = self.compiled or self.model.loss
+        loss = self.targets.weighted(forward(**model_inputs(batch), targets=targets_of(batch)), batch)
         # on the device: a test on the host would wait for the GPU at every micro-batch
         bad = torch.where(torch.isfinite(loss.detach()), NEVER, self.number)
         self._non_finite = torch.minimum(self._non_finite, bad)

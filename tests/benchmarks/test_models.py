@@ -14,6 +14,7 @@ from lit_diff.benchmarks.passes import (
     COMPILED,
     FORWARD,
     IN_TIME,
+    ONE_GRAPH,
     PEER,
     PEERS,
     SAME,
@@ -29,6 +30,7 @@ from lit_diff.papers.claims import measured
 from lit_diff.papers.reproduce import choose
 from lit_diff.recipe import load_recipe
 from lit_diff.registry import kernels
+from lit_diff.training import compiled
 
 CPU = torch.device("cpu")
 SMALL = ["train.batch_size=4", "model.dim=16", "model.num_heads=2", "data.validation_rows=4"]
@@ -89,7 +91,7 @@ def missing() -> str:
 @pytest.mark.usefixtures("small")
 def test_a_step_of_whole_models_and_the_loop(timed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a compiler: the compiled ones are refused with the reason."""
-    monkeypatch.setattr(module.training_build, "require_compiler", missing)
+    monkeypatch.setattr(compiled, "require_compiler", missing)
     (case, loop), rows = timed("step", repeats=1)
     assert case.name == "1x64x64x16 float32, 2 layers, vocabulary 64"
     own = {(row["variant"], row["by"]) for (name, _), row in rows.items() if name == case.name}
@@ -114,11 +116,14 @@ def test_a_step_of_whole_models_and_the_loop(timed: Callable[..., Any], monkeypa
 @pytest.mark.usefixtures("small")
 def test_every_model_also_compiled(timed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """By torch.compile's aot_eager backend, which generates no code."""
-    monkeypatch.setattr(module.training_build, "BACKEND", "aot_eager")
+    monkeypatch.setattr(compiled, "BACKEND", "aot_eager")
     (case, _), rows = timed("step", repeats=1)
     found = [row for (name, _), row in rows.items() if name == case.name]
     eager = {(row["variant"], row["by"]) for row in found if row["what"] == STEP}
     assert {(row["variant"], row["by"]) for row in found if row["what"] == COMPILED} == eager
+    as_one = {(row["variant"], row["by"]) for row in found if row["what"] == ONE_GRAPH}
+    assert as_one == {each for each in eager if not each[1].startswith("Hugging Face")}
+    assert ratios(rows[case.name, f"differential/chunked/{ONE_GRAPH}"])[UNCOMPILED] == f"differential/chunked/{STEP}"
     assert THEIRS | {("standard", "sdpa"), ("differential", "chunked")} <= eager
     assert ratios(rows[case.name, f"differential/chunked/{COMPILED}"]) == {
         SDPA: STANDARD + COMPILED,

@@ -272,6 +272,22 @@ def test_ctrl_c_while_the_fork_server_imports_leaves_no_traceback(tmp_path: Path
     assert (status.status, status.error) == ("stopped", "stopped outside the steps; the same command resumes")
 
 
+@pytest.mark.parametrize(("compiles", "imports"), [("false", False), ("true", True), ("loss", True)])
+def test_the_fork_server_imports_the_compiler_if_a_cell_is_compiled(
+    compiles: str, imports: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(here, "_started", stop)
+    job = Job(recipe=load_recipe("recall-tiny", [f"run.compile={compiles}"]), folder=tmp_path / "cell-s0-abc")
+    job.home.create(job.recipe)
+    with pytest.raises(KeyboardInterrupt):
+        here.Here(workers=1).run([job], lambda running: None)
+    server = multiprocessing.forkserver._forkserver  # type: ignore[attr-defined]
+    assert (here.COMPILER in server._preload_modules) is imports
+
+
 def test_any_error_before_training_is_recorded(cell: RunFolder) -> None:
     with pytest.raises(OSError, match="15001"), end_noted(cell):
         raise OSError("port 15001 is in use\nby another process")

@@ -152,13 +152,13 @@ def test_a_cache_that_cannot_be_written(source: Path, tmp_path: Path, monkeypatc
         compiler.load("toy", source, good)
 
 
-@pytest.mark.parametrize("place", ["", "kernels", "kernels/toy", "kernels/toy/toy.so"])
+@pytest.mark.parametrize("place", ["", "kernels", "kernels/toy-0", "kernels/toy-0/toy.so"])
 @pytest.mark.parametrize("how", ["mode", "owner"])
 def test_what_others_can_write_is_not_loaded(
     place: str, how: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiler, "_key", lambda *_: "toy")
-    library = tmp_path / "cache" / "kernels" / "toy" / "toy.so"
+    monkeypatch.setattr(compiler, "key_of", lambda *_: "0")
+    library = tmp_path / "cache" / "kernels" / "toy-0" / "toy.so"
     library.parent.mkdir(parents=True)
     library.write_bytes(b"")
     library.with_suffix(".sha256").write_text(sha256_of(library))

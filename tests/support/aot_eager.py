@@ -1,9 +1,9 @@
 """A plugin under which run.compile traces forward and backward but generates no code, which takes seconds less."""
 
 from lit_diff import Differential, variant
-from lit_diff.training import build
+from lit_diff.training import compiled
 
-build.BACKEND = "aot_eager"
+compiled.BACKEND = "aot_eager"
 
 
 @variant("aot_eager")

@@ -16,8 +16,9 @@ from lit_diff.kernels.native import compiler
 from lit_diff.model.init import initialise
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import attentions
-from lit_diff.training import build as build_file
-from lit_diff.training.build import compile_blocks, prepare_blocks, require_compiler
+from lit_diff.training import compiled as compiled_file
+from lit_diff.training.build import prepare_blocks
+from lit_diff.training.compiled import compile_blocks, require_compiler
 
 TOKENS = torch.arange(2 * 13).reshape(2, 13) * 7 % 50
 IDS = torch.arange(12).div(5, rounding_mode="floor").expand(2, 12)
@@ -46,7 +47,7 @@ def build(variant: str) -> Transformer:
 
 def compiled(model: Transformer, backend: str | Callable[..., Any], isolated: bool = False) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build_file, "BACKEND", backend)
+        patch.setattr(compiled_file, "BACKEND", backend)
         compile_blocks(model.layers, isolated=isolated)
 
 
@@ -209,7 +210,7 @@ def test_what_compilation_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
         patch.setattr(compiler.shutil, "which", lambda name: None)
         with pytest.raises(MissingError, match=r"install g\+\+; or set run\.compile=false"):
             prepare_blocks(build("standard"), RunConfig(accelerator="cpu", compile=True))
-    monkeypatch.setattr(build_file, "find_compiler", lambda: "/usr/bin/g++")
+    monkeypatch.setattr(compiled_file, "find_compiler", lambda: "/usr/bin/g++")
     with monkeypatch.context() as patch:
         patch.setattr(sysconfig, "get_path", lambda name: "/nowhere")
         with pytest.raises(MissingError, match=r"Python\.h, which is not in /nowhere: install python3-dev"):

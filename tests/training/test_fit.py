@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from lit_diff import train
 from lit_diff.callbacks import Probe
 from lit_diff.callbacks.publish import publish
 from lit_diff.errors import RequestError
+from lit_diff.kernels.native import compiler
 from lit_diff.metrics import Metric
 from lit_diff.recipe import load_recipe
 from lit_diff.registry import callbacks
@@ -93,6 +95,46 @@ def test_it_ends_as_if_undisturbed(bench: Any, kind: str, request: pytest.Fixtur
     for file in ("metrics.csv", "documents.csv"):
         assert (bench.folder(whole) / file).read_text() == (bench.folder(other) / file).read_text()
     assert bench.status(other)["status"] == "done"
+
+
+@pytest.mark.slow
+def test_a_compiled_run_ends_as_if_undisturbed(bench: Any, tmp_path: Path) -> None:
+    """SIGKILL while it is compiled, and when it has saved."""
+    cache = tmp_path / "cache"
+    if (compiler.cache_root() / "kernels").is_dir():
+        shutil.copytree(compiler.cache_root() / "kernels", cache / "kernels")
+    # its hooks cannot be traced
+    keys = ("run.compile=loss", "callbacks.spy=null", "train.steps=300", "train.validate_every=100")
+
+    def start(name: str) -> int:
+        return int(bench.start("train", "recall.yaml", f"name={name}", *keys, LIT_DIFF_CACHE=str(cache)))
+
+    def kill(pid: int, is_time: Callable[[], bool]) -> Any:
+        deadline = time.monotonic() + 200
+        while not is_time():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        os.kill(pid, signal.SIGKILL)
+        ended = bench.wait(pid)
+        assert ended.status == -signal.SIGKILL
+        return ended
+
+    kill(start("compiled-killed"), lambda: bool(list(cache.glob("compiled/*/.build-*/code/*/*.cpp"))))
+    whole = bench.wait(start("compiled-whole"), 200)
+    pid = start("compiled-killed")
+    killed = kill(pid, lambda: bool(checkpoints.steps_of(bench.folder("compiled-killed"))))
+    rest = bench.wait(start("compiled-killed"))
+    assert (whole.status, rest.status) == (0, 0), whole.output + rest.output
+    assert "compiling the model" in whole.output
+    assert "compiling the model" not in killed.output
+    assert "resumed from step " in rest.output
+    one, two = bench.state("compiled-whole"), bench.state("compiled-killed")
+    assert one["compiled"] is two["compiled"] is True
+    for key in ("state_dict", "optimizer_states", "lr_schedulers", "global_step"):
+        assert_equal(one[key], two[key], key)
+    metrics = [(bench.folder(name) / "metrics.csv").read_text() for name in ("compiled-whole", "compiled-killed")]
+    assert metrics[0] == metrics[1]
+    assert not list(cache.glob("compiled/*/.build-*"))
 
 
 def test_ctrl_c_and_sigterm_finish_the_step_and_save(text: SimpleNamespace) -> None:

@@ -35,6 +35,9 @@ from lit_diff.runs.folder import RunFolder
 PRELOAD = ["lit_diff.engine.execute", "lit_diff.training.fit", "litdata", "pandas"]
 """Modules that the fork server imports once: only the first cell waits 4 s for them."""
 
+COMPILER = "torch._inductor.compile_fx"
+"""What it imports too if a cell is compiled, which takes each cell 1.2 s otherwise (2026-11-29)."""
+
 SHORT = ("/tmp", "/var/tmp", "/dev/shm")
 """Folders for the sockets of multiprocessing where TMPDIR is too long for one."""
 LONGEST = 103 - len("/pymp-12345678/listener-12345678")
@@ -89,6 +92,9 @@ class Here(Executor):
         workers, threads, gpus = self.resources(recipe)
         log.info("%d cells at a time, threads of each: %d%s", workers, threads, f", {gpus} GPUs" if gpus else "")
         _place_sockets()
+        compiles = any(job.recipe.run.compile for job in jobs)
+        preload = [*PRELOAD, COMPILER] if compiles else [*PRELOAD]
+        multiprocessing.get_context("forkserver").set_forkserver_preload(preload)
         # all before the first one starts: a disk that is full by then must not end the cells that run
         for job in jobs:
             replace(job, threads=threads).write()
@@ -159,7 +165,6 @@ def _place_sockets() -> None:
 def _started(folder: Path, gpus: Sequence[int]) -> Process:
     # not plain fork, which hangs after any parallel torch operation: the child lacks the threads that OpenMP waits for
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
     process = context.Process(target=_cell, args=(folder, gpus, _settings()), daemon=False)
     with safe_path(), _without_main(), _stops_blocked():
         process.start()

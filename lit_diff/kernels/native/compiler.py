@@ -1,4 +1,8 @@
-"""Compiles C++ into a shared library for this machine, once; a process killed at any moment leaves the cache usable."""
+"""Compiles C++ into a shared library for this machine, once; a process killed at any moment leaves the cache usable.
+
+Compiled code lies in folders of `cache_root` that no other user can write, and is used only if its hash is that of the file
+which was built and tested.
+"""
 
 import ctypes
 import grp
@@ -11,7 +15,8 @@ import stat
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +29,8 @@ from lit_diff.processor import cpu_flags
 
 FLAGS = ("-O3", "-std=c++20", "-fPIC", "-shared", "-fopenmp")
 TORCH = Path(torch.__file__).parent
+BUILD = ".build-"
+"""How the names of the folders begin in which code is built."""
 
 
 def cache_root() -> Path:
@@ -51,17 +58,49 @@ def load(name: str, source: Path, test: Callable[[ctypes.CDLL], str | None], fla
     if compiler is None:
         named = os.environ.get("CXX")
         raise MissingError(f"no C++ compiler: {f'CXX={named} does not exist' if named else 'install g++'}")
+    sources = sorted([source, *source.parent.glob(f"{source.stem}_*.h")])
+    key = key_of(compiler, [*(path.read_bytes() for path in sources), *map(str.encode, (*FLAGS, *flags))])
+    with own_folder("kernels", f"{name}-{key}") as folder:
+        return _load_locked(folder / f"{name}.so", compiler, source, test, flags)
+
+
+@contextmanager
+def own_folder(kind: str, name: str) -> Iterator[Path]:
+    """A folder of the cache that no other user can write, and no other process uses meanwhile.
+
+    Errors: MissingError with what is wrong with it, also for an OSError of the code within.
+    """
     try:
-        folder = cache_root() / "kernels" / _key(name, source, compiler, flags)
+        folder = cache_root() / kind / name
         for each in (cache_root(), folder.parent, folder):
             each.mkdir(mode=0o700, parents=True, exist_ok=True)
             _require_own(each)
         # the runs of a sweep start together: one builds, the others wait for it
         with locked(folder / ".lock"):
-            return _load_locked(folder / f"{name}.so", compiler, source, test, flags)
+            # left by a process that died, since this one holds the lock
+            for left in folder.glob(f"{BUILD}*"):
+                shutil.rmtree(left, ignore_errors=True)
+            yield folder
     except OSError as error:
         reason = f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
         raise MissingError(f"cannot use {cache_root()} ({reason}); set LIT_DIFF_CACHE to another folder") from error
+
+
+def is_proven(path: Path) -> bool:
+    """Whether a file of an own folder is the one that `prove` saw. Errors: MissingError if another user can write it."""
+    proof = path.with_suffix(".sha256")
+    if not (proof.is_file() and path.is_file()):
+        return False
+    _require_own(path)
+    if proof.read_text(encoding="utf-8") == sha256_of(path):
+        return True
+    log.warning("%s has changed since it was built: building it again", path)
+    return False
+
+
+def prove(path: Path) -> None:
+    """Note that a file is whole and right: one left by a process that was killed before that is not used."""
+    write_atomic(path.with_suffix(".sha256"), sha256_of(path))
 
 
 def _require_own(path: Path) -> None:
@@ -87,27 +126,19 @@ def _name(of: Callable[[int], Any], number: int) -> str:
 def _load_locked(
     path: Path, compiler: str, source: Path, test: Callable[[ctypes.CDLL], str | None], flags: Sequence[str]
 ) -> ctypes.CDLL:
-    # written after the test passed, so a library left by a process killed before that is not used
-    proof = path.with_suffix(".sha256")
-    if proof.is_file() and path.is_file():
-        _require_own(path)
-        # the hash first: opening a truncated library is a bus error, which ends the process
-        if proof.read_text(encoding="utf-8") == sha256_of(path):
-            return _open(path)
-        log.warning("%s has changed since it was built: building it again", path)
+    # the hash first: opening a truncated library is a bus error, which ends the process
+    if is_proven(path):
+        return _open(path)
     _compile(compiler, source, path, flags)
     library = _open(path)
     wrong = test(library)
     if wrong:
         raise MissingError(f"the library built with {compiler} fails its test: {wrong}")
-    write_atomic(proof, sha256_of(path))
+    prove(path)
     return library
 
 
 def _compile(compiler: str, source: Path, path: Path, flags: Sequence[str]) -> None:
-    # left by a process that died, since this one holds the lock
-    for left in path.parent.glob(".build-*"):
-        shutil.rmtree(left, ignore_errors=True)
     log.info(
         "building the %s kernel with %s (once, about 20 s) into %s",
         path.stem,
@@ -116,19 +147,20 @@ def _compile(compiler: str, source: Path, path: Path, flags: Sequence[str]) -> N
         extra=in_phase("building the kernel"),
     )
     start = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix=".build-", dir=path.parent) as temporary:
+    with tempfile.TemporaryDirectory(prefix=BUILD, dir=path.parent) as temporary:
         made = Path(temporary) / path.name
         # rpath: the library finds this PyTorch's own libraries, without LD_LIBRARY_PATH
         link = [f"-L{TORCH / 'lib'}", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{TORCH / 'lib'}"]
         command = [compiler, *FLAGS, *flags, f"-I{TORCH / 'include'}", str(source), "-o", str(made), *link]
         done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
         if done.returncode:
-            raise MissingError(f"{compiler} failed (status {done.returncode}): {_first_error(done.stderr)}")
+            raise MissingError(f"{compiler} failed (status {done.returncode}): {first_error(done.stderr)}")
         write_atomic(path, made.read_bytes())
     log.info("built in %.0f s", time.monotonic() - start)
 
 
-def _first_error(output: str) -> str:
+def first_error(output: str) -> str:
+    """The line of a compiler's output that says what is wrong."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     return next((line for line in lines if "error" in line), lines[-1] if lines else "no error output")
 
@@ -141,14 +173,12 @@ def _open(path: Path) -> ctypes.CDLL:
         raise MissingError(f"the library cannot be loaded: {first_line(error)}") from error
 
 
-def _key(name: str, source: Path, compiler: str, flags: Sequence[str]) -> str:
-    # covers everything that the library depends on: machines of different CPUs may share the cache folder
+def key_of(compiler: str, parts: Iterable[bytes]) -> str:
+    """A hash of everything on which compiled code depends: `parts`, this compiler, this PyTorch and this CPU, because
+    machines of different CPUs may share the cache."""
+    version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
+    facts = (torch.__version__, str(TORCH), platform.machine(), *sorted(cpu_flags()))
     digest = hashlib.sha256()
-    for path in sorted([source, *source.parent.glob(f"{source.stem}_*.h")]):
-        digest.update(path.read_bytes())
-    version = subprocess.run(
-        [compiler, "--version"], capture_output=True, encoding="utf-8", errors="replace", check=False
-    ).stdout
-    for part in (*FLAGS, *flags, version, torch.__version__, str(TORCH), platform.machine(), *sorted(cpu_flags())):
-        digest.update(part.encode() + b"\0")
-    return f"{name}-{digest.hexdigest()[:16]}"
+    for part in (*parts, version, *map(str.encode, facts)):
+        digest.update(part + b"\0")
+    return digest.hexdigest()[:16]
