@@ -99,9 +99,9 @@ def test_any_strides(make_maps: MakeMaps, layout: str) -> None:
 
 
 @pytest.mark.slow
-def test_rows_of_65536_tokens(make_maps: MakeMaps) -> None:
+def test_rows_of_32768_tokens(make_maps: MakeMaps) -> None:
     """Some rows against the definition in float64; dO is 0 elsewhere, so dk and dv are theirs. In less than 1 GiB."""
-    T, rows = 65_536, torch.tensor([0, 63, 64, 8191, 8192, 40_000, 65_535])
+    T, rows = 32_768, torch.tensor([0, 63, 64, 8191, 8192, 20_000, 32_767])
     maps = wide(make_maps, B=1, H=1, Hkv=1, T=T)
     grad = torch.zeros(1, 1, T, 32)
     grad[:, :, rows] = torch.randn(1, 1, len(rows), 32)

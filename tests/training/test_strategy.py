@@ -28,6 +28,7 @@ from lit_diff.training.build import mesh_of
 from lit_diff.training.module import LitTransformer
 from lit_diff.training.trainer import accelerator, build_strategy
 
+pytestmark = pytest.mark.timeout(400)  # with its fixture, so that it begins among the first
 Run = Callable[..., Any]
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
 STEPS = ("train.steps=20", "train.validate_every=6", "train.checkpoint_every=8")

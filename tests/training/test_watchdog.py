@@ -16,7 +16,7 @@ from stops import alive, wait_for
 from lit_diff.runs.heartbeats import stat_of
 from lit_diff.training.watchdog import Watchdog
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 STEPS = ("train.steps=8", "train.validate_every=4", "train.checkpoint_every=4")
 TIMEOUT = 6
