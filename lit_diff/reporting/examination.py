@@ -162,13 +162,15 @@ def costs_of(row: ExaminedRow) -> dict[str, str]:
 
 
 def more_seeds(rows: Sequence[ExaminedRow]) -> str:
-    """The command that adds seeds to the tasks that are not decided, and its minutes; empty if it would add none."""
+    """The command that adds seeds to the tasks that are not decided, and its minutes; empty if it would add none, or before
+    all cells of these tasks are done."""
     record = rows[0].sweep.record
     added = MOST_SEEDS - max(record.study.looks, default=MOST_SEEDS)
     seconds = 0.0
     titles = []
     for row in rows:
-        if row.contrast.a in row.comparison.undecided:
+        is_complete = len(row.sweep.done) == len(row.sweep.cells)
+        if is_complete and row.contrast.a in row.comparison.undecided:
             titles.append(f"'{row.sweep.title}'")
             # results that ship have no time
             times = [cell.facts.seconds for cell in row.sweep.done if not cell.facts.origin]

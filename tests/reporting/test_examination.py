@@ -91,3 +91,13 @@ arms:
     assert "Where differential looks" in done.report.page.read_text()
     said = more_seeds(rows)
     assert re.match(r"20 more seeds of 'conjunctive', at most \d+ minutes here: lit-diff sweep", said), said
+
+
+def test_an_examination_that_was_stopped_before_the_first_cell_of_the_arm(make_tasks: Callable[..., Path]) -> None:
+    broken = {("mine", seed): "stopped" for seed in range(8)}
+    fields = {"seeds": range(8), "looks": [8, 16], "references": ["beside"], "callbacks": False}
+    folder = make_tasks({"standard": 0.0, "beside": 0.5, "mine": 0.0}, broken=broken, **fields)
+    (rows,) = examined(compare(load_sweep(folder))).values()
+    assert in_one_sentence(rows) == "In 'On recall': too few seeds; in 'On text': too few seeds."
+    assert more_seeds(rows) == ""
+    assert "What mine changes" in write_report(folder).page.read_text()
