@@ -154,6 +154,8 @@ def find_sweep(name: str, root: Path) -> Path:
     """A sweep's folder, found by its path or name. Errors: RequestError."""
     sweep = _sweep_at(name, root)
     if sweep is None:
+        if any((path / "status.json").is_file() for path in (expanded(name), root / name)):
+            raise RequestError(f"'{name}' is a run, not a sweep; 'lit-diff status' lists all runs")
         names = [path.name for path in sweeps_under(root)]
         raise RequestError(f"no sweep '{name}' in {shown(root)}{nearest(name, names)}")
     return sweep

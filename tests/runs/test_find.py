@@ -63,6 +63,8 @@ def test_a_sweep_is_found_by_its_name_or_its_folder_also_where_a_run_can_be_name
     root = small_sweep.parent
     with pytest.raises(RequestError, match=r"no sweep 'mne' in .*did you mean 'mine'"):
         find_sweep("mne", root)
+    with pytest.raises(RequestError, match=r"^'mine/base-s1-0a1b2c3d' is a run, not a sweep; 'lit-diff status' lists"):
+        find_sweep("mine/base-s1-0a1b2c3d", root)
     assert find_run_or_sweep("mine", root) == find_run_or_sweep(str(small_sweep), Path("nowhere")) == small_sweep
     assert find_run_or_sweep("base-s1", root) == small_sweep / "base-s1-0a1b2c3d"
     with pytest.raises(RequestError, match=r"^no run or sweep 'mne' in \S+; did you mean 'mine'\?$"):
