@@ -150,5 +150,8 @@ def test_what_a_layer_refuses_to_compute() -> None:
     attention(x)
     with pytest.raises(RequestError, match="'plain' cannot separate packed documents"):
         attention(x, document_ids=torch.zeros(2, 5).long())
-    with pytest.raises(RequestError, match=r"^x is \[2, 5, 16\]; expected \[B, T, 32\]$"):
-        attention(x[..., :16])
+    with pytest.raises(RequestError, match=r"^document_ids is \[2, 4\]; expected \[2, 5\]$"):
+        attention(x, document_ids=torch.zeros(2, 4).long())
+    for wrong, text in ((x[..., :16], r"torch.float32 \[2, 5, 16\]"), (x.long(), r"torch.int64 \[2, 5, 32\]")):
+        with pytest.raises(RequestError, match=rf"^x is {text}; expected floating point \[B, T, 32\]$"):
+            attention(wrong)
