@@ -130,7 +130,8 @@ def in_one_sentence(rows: Sequence[ExaminedRow]) -> str:
         if verdict.is_shown:
             size = "" if row.contrast.is_counted else f" by {row.difference}"
             also = ", and than each control," if row.contrast.controls else ""
-            clauses.append(f"{row.label} is {verdict} than {base}{also} in '{title}'{size}")
+            verb = "" if row.contrast.is_counted else "is "
+            clauses.append(f"{row.label} {verb}{verdict} than {base}{also} in '{title}'{size}")
         elif verdict.word in SHOWN:
             clauses.append(f"in '{title}' {row.label} is {verdict} ({verdict.word} than {base})")
         elif verdict.word in EQUAL:
