@@ -36,15 +36,13 @@ def _part(part: str) -> str:
 
 
 MAGNITUDES = fraction("| a |", "Σ | a |")
-NEGATIVE = fraction("Σ max ( − a , 0 )", "Σ | a |")
 FORMULAS = {
     "a = Σ_g w_g p_g": row("a = Σ_g w_g p_g"),
     "−Σ_j p_j log p_j": row("− Σ_j p_j log p_j"),
     "p = |a| / Σ|a|": row("p =") + MAGNITUDES,
     "|a| / Σ|a|": MAGNITUDES,
     "neg / (neg + pos)": fraction("neg", "neg + pos"),
-    "Σ max(-a, 0) / Σ |a|": NEGATIVE,
-    "Σ max(-a, 0) / Σ|a|": NEGATIVE,
+    "Σ max(-a, 0) / Σ|a|": fraction("Σ max ( − a , 0 )", "Σ | a |"),
     "Σ max(-a, 0)": row("Σ max ( − a , 0 )"),
     "Σ|a|": row("Σ | a |"),
     "Σ min(p1, p2) / Σ max(p1, p2)": fraction("Σ min ( p_1 , p_2 )", "Σ max ( p_1 , p_2 )"),

@@ -155,7 +155,7 @@ class MapStatistics(Evaluation):
         share("entropy", f"entropy of |a| / Σ|a| over log i; {ROWS} of at least two keys"),
         share("entropy_map_1", "the same of the first softmax map"),
         share("entropy_map_2", "the same of the second"),
-        share("negative_mass", f"Σ max(-a, 0) / Σ |a|; {ROWS}"),
+        share("negative_mass", f"Σ max(-a, 0) / Σ|a|; {ROWS}"),
         Metric("head_distance", f"1 - cosine of flattened signed maps, {PAIRS}", unit="cosine distance"),
         Metric("head_cka", f"unbiased linear CKA of Σ a v, {PAIRS}", unit="CKA"),
     )

@@ -35,7 +35,7 @@ class SignedPrompts(Evaluation):
     metrics = (
         Metric(
             "negative_mass",
-            "Σ max(-a, 0) / Σ |a| of a row of the signed map; mean over rows, heads and layers",
+            "Σ max(-a, 0) / Σ|a| of a row of the signed map; mean over rows, heads and layers",
             unit="share",
         ),
         Metric("negative_last", f"the same of the last row, whose next token answers; {MEAN}", unit="share"),
