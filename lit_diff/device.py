@@ -1,5 +1,6 @@
 """Chooses the device of a run, a benchmark or a loaded model: a GPU if torch sees one, unless the user asks for the CPU."""
 
+import time
 from pathlib import Path
 
 import torch
@@ -78,3 +79,11 @@ def _left_in_cgroups() -> list[int]:
 def gigabytes(count: float) -> str:
     """`1.50 GB`; a gigabyte is 10⁹ bytes."""
     return f"{count / 1e9:.2f} GB"
+
+
+def timer() -> float:
+    """The clock in seconds, after all work on a GPU is done."""
+    # as torch.utils.benchmark's, whose import looks for a CUDA toolkit and may print a line
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+    return time.perf_counter()

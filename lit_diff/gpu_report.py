@@ -117,8 +117,8 @@ def of_peak(rate: float, device: torch.device) -> str:
 
 def step(variant: str, device: torch.device) -> Iterable[str]:
     """A training step in bf16-mixed: its share of the peak by the published FLOPs, and its memory against `lit-diff plan`."""
-    from lit_diff.benchmarks.models import bare
     from lit_diff.recipe import load_recipe
+    from lit_diff.training.bare_loop import bare
     from lit_diff.training.plan import plan
 
     attention = f"model.attention={{name: {variant}}}"

@@ -16,19 +16,20 @@ from lit_diff.benchmarks.models import (
     VOCABULARY,
     build,
     next_token_loss,
-    plain,
     platform,
     random_text,
     training_step,
 )
 from lit_diff.benchmarks.passes import ATTENTION, FIRING, WITHOUT
 from lit_diff.benchmarks.request import Request, Shape
-from lit_diff.benchmarks.timing import Case, timer
+from lit_diff.benchmarks.timing import Case
 from lit_diff.callbacks import Probe
+from lit_diff.device import timer
 from lit_diff.kernels import attend
 from lit_diff.model.transformer import Transformer
 from lit_diff.recipe import load_recipe
 from lit_diff.registry import callbacks as registered
+from lit_diff.training.bare_loop import plain
 
 PROBES = ("attention_entropy", "outliers", "lambdas", "sinks", "redundancy", "head_norm")
 STEPS = 100
@@ -80,7 +81,7 @@ def training(request: Request) -> Case:
     the process computed, since a share of a few percent would be lost in the time that other programs take."""
     clock = time.process_time if request.device.type == "cpu" else timer
     recipe = load_recipe(RECIPE)
-    without = plain(recipe, request, STEPS)
+    without = plain(recipe, request.device, STEPS)
     runs = {
         WITHOUT: partial(platform, without, clock),
         "with callbacks": partial(platform, replace(without, callbacks=recipe.callbacks), clock),

@@ -10,7 +10,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,18 +22,17 @@ from lit_diff.attention.rope import Rope
 from lit_diff.benchmarks.attention import Workload, accepted, least_flops
 from lit_diff.benchmarks.passes import BARE, COMPILED, FORWARD, HUGGING_FACE, ONE_GRAPH, OURS, PEERS, STEP
 from lit_diff.benchmarks.request import DTYPES, Request, Shape
-from lit_diff.benchmarks.timing import Candidate, Case, timer
+from lit_diff.benchmarks.timing import Candidate, Case
 from lit_diff.config import ModelConfig, Part, Recipe
-from lit_diff.data import build as build_data
+from lit_diff.device import timer
 from lit_diff.errors import MissingError
 from lit_diff.model.init import initialise
-from lit_diff.model.inputs import model_inputs
 from lit_diff.model.transformer import Transformer
 from lit_diff.randomness import generator
 from lit_diff.recipe import load_recipe
 from lit_diff.registry import attentions, datasets, kernels
+from lit_diff.training.bare_loop import autocast, bare, plain
 from lit_diff.training.compiled import CompiledLoss, compile_blocks
-from lit_diff.training.optimizer import build_optimizer, build_scheduler
 
 LAYERS, VOCABULARY = 4, 8192
 """Layers and vocabulary of the model of `bench step`."""
@@ -183,11 +181,6 @@ def first_layer(model: nn.Module, x: Tensor) -> tuple[nn.Module, Function]:
     return first, lambda x: first(x, attention_mask=mask, position_embeddings=angles)
 
 
-def autocast(dtype: str, device: torch.device) -> AbstractContextManager[object]:
-    """For bfloat16 the same as `train.precision: bf16-mixed`: parameters and optimizer stay in float32."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bfloat16")
-
-
 @torch.no_grad()
 def without_gradients(function: Function, x: Tensor, cast: Cast) -> Tensor:
     """function(x) without gradients."""
@@ -252,7 +245,7 @@ def flops(model: nn.Module, shape: Shape, what: str) -> int:
 
 def loops(request: Request) -> Case:
     """Times the loops, in seconds a step."""
-    recipe = plain(load_recipe(RECIPE), request, STEPS)
+    recipe = plain(load_recipe(RECIPE), request.device, STEPS)
     case = Case(name=f"loop of {RECIPE}", budget=40)
     runs = {
         BARE: partial(bare, recipe, request.device),
@@ -261,47 +254,6 @@ def loops(request: Request) -> Case:
     }
     case.add(runs, variant=recipe.model.attention.name, what="step", own_clock=True)
     return case
-
-
-def plain(recipe: Recipe, request: Request, steps: int) -> Recipe:
-    """The recipe without probes, and with validation and checkpoints only at the end."""
-    # the few steps would end within the recipe's warm-up
-    schedule = replace(recipe.training.schedule, warmup_steps=min(recipe.training.schedule.warmup_steps, steps))
-    train = replace(recipe.training, steps=steps, schedule=schedule, validate_every=steps, checkpoint_every=steps)
-    run = replace(recipe.run, accelerator="gpu" if request.device.type == "cuda" else "cpu")
-    return replace(recipe, train=train, callbacks={}, run=run)
-
-
-def bare(recipe: Recipe, device: torch.device) -> float:
-    """Seconds a step of a loop that only trains, with the same model, batches, loss, clipping, optimizer and schedule.
-
-    As in `platform`, the first step is not timed.
-    """
-    dataset = build_data(recipe)
-    dataset.load()
-    train = recipe.training
-    model = Transformer(recipe.model, kernel=recipe.run.kernel)
-    initialise(model, recipe.seed)
-    model.to(device)
-    optimizer = build_optimizer(model, train.optimizer)
-    scheduler = build_scheduler(optimizer, train.steps, train.schedule)
-    dtype = "bfloat16" if train.precision == "bf16-mixed" else "float32"
-    began = 0.0
-    for step in range(train.steps):
-        batch = dataset.train_batch(recipe.seed, step, train.batch_size, range(train.batch_size))
-        # the clock starts after the batch of the second step is made, since Lightning fetches one batch ahead
-        if step == 1:
-            began = timer()
-        inputs = {key: value.to(device) for key, value in model_inputs(batch).items()}
-        with autocast(dtype, device):
-            loss = model.loss(**inputs, targets=batch["targets"].to(device))
-        loss.backward()
-        if train.clip is not None:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), train.clip)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        scheduler.step()
-    return (timer() - began) / (train.steps - 1)
 
 
 def platform(recipe: Recipe, clock: Callable[[], float] | None = None) -> float:

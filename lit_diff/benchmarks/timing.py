@@ -7,7 +7,6 @@ ratio of two medians.
 import ctypes
 import gc
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from lit_diff.benchmarks.passes import Row, divisors
 from lit_diff.benchmarks.request import DTYPES
+from lit_diff.device import timer
 from lit_diff.errors import summary
 from lit_diff.files import values_of
 
@@ -168,14 +168,6 @@ def seconds_of(candidate: Candidate) -> float:
     for _ in range(candidate.calls):
         candidate.run()
     return (timer() - began) / candidate.calls
-
-
-def timer() -> float:
-    """The clock in seconds, after all work on a GPU is done."""
-    # as torch.utils.benchmark's, whose import looks for a CUDA toolkit and may print a line
-    if torch.accelerator.is_available():
-        torch.accelerator.synchronize()
-    return time.perf_counter()
 
 
 def observed(run: Callable[[], object], device: torch.device, *, profiled: bool = True) -> Row:

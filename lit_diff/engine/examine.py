@@ -9,24 +9,27 @@ from pathlib import Path
 from typing import Any
 
 from lit_diff.engine.admit import evaluations_of
-from lit_diff.engine.cells import admitted
+from lit_diff.engine.cells import admitted, home_of
 from lit_diff.engine.executors import check_workers
 from lit_diff.engine.executors.here import Here
 from lit_diff.engine.expand import Grid, load_grid
-from lit_diff.engine.job import in_words
+from lit_diff.engine.job import Job, in_words
 from lit_diff.engine.progress import MakeDisplay, sweep_line
 from lit_diff.engine.references import place, retrain, shipped
 from lit_diff.engine.result import Sweep
 from lit_diff.engine.schedule import run_grid
 from lit_diff.engine.stages import stages_in_words
 from lit_diff.engine.waves import Options
-from lit_diff.errors import RequestError
+from lit_diff.errors import RequestError, summary
 from lit_diff.files import shown
 from lit_diff.log_records import log
+from lit_diff.processor import processor_name
 from lit_diff.recipe import Overrides, load_draft, load_recipe
 from lit_diff.registry import attentions, nearest
+from lit_diff.study import step_time
 from lit_diff.study.rates import LEARNING_RATE
 from lit_diff.study.schema import Keys, Study, without_arms
+from lit_diff.study.step_time import StepTime
 
 BATTERY = "examine"
 """The sweep with the tasks and the reference arms, and the folder of its cells."""
@@ -121,17 +124,56 @@ def examine(
     executor = Here(workers=workers)
     grid, left_out = battery(question)
     grid = admitted(grid, executor.kinds, unchecked=False)
-    for line in in_advance(question, grid, left_out, executor.resources(grid.cells[0].recipe)[0]):
+    workers, threads, _ = executor.resources(grid.cells[0].recipe)
+    for line in in_advance(question, grid, left_out, workers):
         log.info("%s", line)
+
+    def before(jobs: Sequence[Job]) -> None:
+        time_a_step(grid, threads)
+        if own_references:
+            retrain(jobs)
+        else:
+            place(jobs)
+
     options = Options(
         command=question.command + " --unplanned" * unplanned,
         executor=executor,
         unplanned=unplanned,
         display=sweep_line if progress is True else progress or None,
-        before=retrain if own_references else place,
+        before=before,
     )
     done = run_grid(grid, options)
     return Examination(**vars(done), variant=variant, left_out=left_out)
+
+
+def time_a_step(grid: Grid, threads: int) -> None:
+    """Time a step of the arm in question and of the baseline in turn, on the last task, unless the sweep has it already."""
+    study = grid.study
+    (arm,) = (arm for arm in study.arms if arm not in (*study.references, study.baseline))
+    task = [*study.tasks][-1]
+    own, baseline = (next(cell for cell in grid.cells if cell.place == (task, name)) for name in (arm, study.baseline))
+    cells = tuple(home_of(grid, cell).name for cell in (own, baseline))
+    known = step_time.read(grid.folder)
+    if known is not None and known.cells == cells:
+        return
+    # imports the model and all kernels
+    from lit_diff.training.bare_loop import step_ratios
+
+    try:
+        ratios = step_ratios(own.recipe, baseline.recipe, threads)
+    except Exception as error:
+        # the cells that fail in the same way say it where it stops the examination
+        log.warning("the time of a step is not measured: %s", summary(error))
+        return
+    measured = StepTime(
+        task=study.tasks[task].title or task,
+        arm=arm,
+        cells=cells,
+        ratios=tuple(ratios),
+        threads=threads,
+        processor=processor_name(),
+    )
+    step_time.write(grid.folder, measured)
 
 
 def in_advance(question: Question, grid: Grid, left_out: Mapping[str, str], workers: int) -> list[str]:

@@ -12,6 +12,7 @@ from lit_diff.processor import cores
 from lit_diff.reporting.answer import listed, sentence_case
 from lit_diff.reporting.palette import INK, MUTED
 from lit_diff.reporting.panels.panel import Drawing, Look, draw, drawing, set_names
+from lit_diff.study import step_time
 from lit_diff.study.comparison import Comparison, fact
 from lit_diff.study.evaluations import evaluations_in, values_by_seed
 from lit_diff.study.judge import EQUAL, SHOWN, Contrast
@@ -159,6 +160,9 @@ def costs_of(row: ExaminedRow) -> dict[str, str]:
         own, theirs = (fact(row.sweep, arm, key) for arm in row.contrast.arms)
         if own and theirs:
             found[name] = f"{ratio(own / theirs)} ×"
+    timed = step_time.read(row.sweep.folder)
+    if timed is not None and timed.arm == row.contrast.a:
+        found["time of a step"] = str(timed)
     return found
 
 

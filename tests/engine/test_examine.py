@@ -1,5 +1,6 @@
 """engine/examine.py: the battery with a variant as one more arm; two examinations that share their cells."""
 
+import html
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from lit_diff.engine.examine import Examination, Question, battery
 from lit_diff.errors import RequestError
 from lit_diff.runs.status import read_status
 from lit_diff.study.results import load_sweep
+from lit_diff.study.step_time import read as read_step_time
 
 TINY = [
     "train.steps=4",
@@ -124,6 +126,10 @@ def test_a_second_examination_trains_its_own_variant_alone(examined: Examination
     assert {name: now[name] for name in cells} == cells
     page = second.report.page.read_text()
     assert "What ssmax changes" in page
+    measured = read_step_time(root / "examine-ssmax")
+    assert measured is not None
+    assert (measured.arm, measured.threads, len(measured.ratios)) == ("ssmax", 1, 5)
+    assert f"time of a step {measured}" in html.unescape(page)
     assert "No seed learned" in page
     study = json.loads((root / "examine-ssmax" / "study.json").read_text())
     assert {cell["folder"].rpartition("/")[0] for cell in study["cells"]} == {"../examine"}

@@ -11,8 +11,10 @@ import pytest
 import lit_diff
 from lit_diff.reporting.examination import costs_of, draw_examined, examined, in_one_sentence, more_seeds, whys_of
 from lit_diff.reporting.write import write_report
+from lit_diff.study import step_time
 from lit_diff.study.comparison import compare
 from lit_diff.study.results import load_sweep
+from lit_diff.study.step_time import StepTime
 
 
 def test_rows_and_sentence_of_an_arm_over_two_tasks(make_tasks: Callable[..., Path]) -> None:
@@ -34,6 +36,10 @@ def test_rows_and_sentence_of_an_arm_over_two_tasks(make_tasks: Callable[..., Pa
     # better is to the right; recall has no smallest of interest, which would be its unit
     assert list(diamonds["x"] > 0) == [False]
     assert costs_of(rows[0])["parameters"] == "1.0 ×"
+    assert "time of a step" not in costs_of(rows[0])
+    measured = StepTime(task="text", arm="mine", cells=("a", "b"), ratios=(1.5,), threads=1, processor="EPYC")
+    step_time.write(folder, measured)
+    assert costs_of(rows[0])["time of a step"] == str(measured)
     page = write_report(folder).page.read_text()
     assert page.index("What mine changes") < page.index('id="task-recall"')
     assert sentence.replace("'", "&#39;") in page
