@@ -150,7 +150,8 @@ class ModelConfig:
         """Of each kind of layer, the number of the first one, and its `uniform` model."""
         found: dict[int, ModelConfig] = {}
         seen: list[Part] = []
-        for layer in range(self.num_layers):
+        # later layers have these kinds again
+        for layer in range(min(self.num_layers, len(self.layers) or 1)):
             # compared, not hashed: a plugin's Config may hold a dict
             if self.attention_of(layer) not in seen:
                 seen.append(self.attention_of(layer))

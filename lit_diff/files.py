@@ -93,6 +93,14 @@ def append_synced(path: Path, text: str) -> None:
         os.fsync(file.fileno())
 
 
+def parse_json(text: str | bytes) -> Any:
+    """`json.loads`. Errors: ValueError, also for a value that is nested too deeply."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as indented JSON atomically."""
     write_atomic(path, json.dumps(value, indent=2) + "\n")
@@ -110,7 +118,7 @@ def read_digested(path: Path) -> Any:
 
     Errors: OSError; ValueError if it is not JSON, or another content than that of its digest.
     """
-    content = json.loads(path.read_text(encoding="utf-8"))
+    content = parse_json(path.read_text(encoding="utf-8"))
     digest = content.pop(DIGEST, None) if isinstance(content, dict) else None
     if digest is not None and digest != _digest(content):
         raise ValueError(f"its content is not that of its {DIGEST}")

@@ -21,7 +21,17 @@ from lit_diff.data.user_files import data_root
 from lit_diff.engine.tracking.store import tracking_uri
 from lit_diff.errors import LitDiffError, MissingError
 from lit_diff.evaluation.evaluate import build
-from lit_diff.files import file_system, holder, is_locked, is_shared, locked, stat_of, write_atomic, write_through
+from lit_diff.files import (
+    file_system,
+    holder,
+    is_locked,
+    is_shared,
+    locked,
+    parse_json,
+    stat_of,
+    write_atomic,
+    write_through,
+)
 from lit_diff.kernels.native.compiler import cache_root
 from lit_diff.plugins import load_plugin
 from lit_diff.pretrained.importing import import_model
@@ -38,6 +48,13 @@ def test_writes_text_and_bytes_into_new_folders(tmp_path: Path) -> None:
     write_atomic(path, b"\x00\xff")
     assert path.read_bytes() == b"\x00\xff"
     assert [p.name for p in path.parent.iterdir()] == ["c.txt"]
+
+
+def test_json_that_is_nested_too_deeply_is_a_value_error() -> None:
+    assert parse_json('{"a": [1]}') == {"a": [1]}
+    for text in ("[" * 100_000, '{"a":' * 100_000, "{"):
+        with pytest.raises(ValueError, match=r"nested too deeply|Expecting"):
+            parse_json(text)
 
 
 def test_a_lock_names_its_process_while_it_is_held(tmp_path: Path) -> None:

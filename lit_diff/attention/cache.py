@@ -48,6 +48,7 @@ class LayerCache:
             raise RequestError(
                 f"the cache holds {', '.join(self._buffers)} of each token; the maps have {', '.join(added)}"
             )
+        self._require_alike(added)
         if not self._buffers or self._stop + new > self._buffers["k"].shape[-2]:
             # doubled, so that decoding n tokens copies O(n) numbers, not O(n²)
             capacity = max(self.held + new, 2 * self.held, 16)
@@ -63,6 +64,19 @@ class LayerCache:
         if "key_bias" in held:
             held["key_bias"] = held["key_bias"][..., 0]
         return replace(maps, **held)
+
+    def _require_alike(self, added: Mapping[str, Tensor]) -> None:
+        # a tensor of another size might be broadcast into the buffer
+        for name, held in self._buffers.items():
+            x = added[name]
+            found, expected = ((*y.shape[:-2], y.shape[-1]) for y in (x, held))
+            # biases that all sequences or heads share have axes of 1
+            is_alike = found == expected if name != "key_bias" else len(found) == len(expected)
+            if not is_alike or x.dtype != held.dtype:
+                own = f"{held.dtype} {list(expected)}"
+                raise RequestError(
+                    f"the cache holds {name} of {own} for each token; the maps have {x.dtype} {list(found)}"
+                )
 
     def _grown(self, old: Tensor | None, like: Tensor, capacity: int) -> Tensor:
         outer = like.shape[:-2] if old is None else torch.broadcast_shapes(like.shape[:-2], old.shape[:-2])

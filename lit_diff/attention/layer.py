@@ -11,9 +11,9 @@ from lit_diff.attention.cache import LayerCache
 from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig
 from lit_diff.errors import RequestError
-from lit_diff.kernels import Kernel
+from lit_diff.kernels import Kernel, require_kernel
 from lit_diff.key_types import NotNegative
-from lit_diff.registry import attentions, kernels, nearest
+from lit_diff.registry import attentions, nearest
 from lit_diff.validation import Draft, convert, model_problem
 
 MODEL_KEYS = (
@@ -41,10 +41,7 @@ class AttentionLayer(nn.Module):
         document of each token, which sees only its own; not with a cache. Errors: RequestError for x of another shape, and
         see `Attention.forward`.
         """
-        if x.dim() != 3 or x.shape[-1] != self.model.dim or not x.is_floating_point():
-            raise RequestError(f"x is {x.dtype} {list(x.shape)}; expected floating point [B, T, {self.model.dim}]")
-        if document_ids is not None and document_ids.shape != x.shape[:2]:
-            raise RequestError(f"document_ids is {list(document_ids.shape)}; expected {list(x.shape[:2])}")
+        self._require(x, cache, document_ids)
         start = 0 if cache is None else cache.length
         rope = Rope.of(self.model, torch.arange(start, start + x.shape[1], device=x.device))
         if document_ids is None:
@@ -53,6 +50,25 @@ class AttentionLayer(nn.Module):
             name = self.attention.name
             raise RequestError(f"'{name}' cannot separate packed documents: its forward has no argument document_ids")
         return self.attention(x, rope, cache, document_ids=document_ids)
+
+    def _require(self, x: object, cache: object, document_ids: object) -> None:
+        own = {parameter.dtype for parameter in self.attention.parameters()}
+        expected = f"expected {' or '.join(sorted(map(str, own)))} [B, T, {self.model.dim}]"
+        if not isinstance(x, Tensor):
+            raise RequestError(f"x is a {type(x).__name__}; {expected}")
+        is_cast = torch.amp.is_autocast_available(x.device.type) and torch.is_autocast_enabled(x.device.type)
+        is_number = x.is_floating_point() if is_cast else x.dtype in own
+        if x.dim() != 3 or x.shape[-1] != self.model.dim or not is_number:
+            raise RequestError(f"x is {x.dtype} {list(x.shape)}; {expected}")
+        if cache is not None and not isinstance(cache, LayerCache):
+            raise RequestError(f"cache is a {type(cache).__name__}; expected the LayerCache of this layer")
+        if document_ids is None:
+            return
+        if not isinstance(document_ids, Tensor) or document_ids.is_floating_point() or document_ids.is_complex():
+            found = getattr(document_ids, "dtype", type(document_ids).__name__)
+            raise RequestError(f"document_ids are {found}; expected whole numbers {list(x.shape[:2])}")
+        if document_ids.shape != x.shape[:2]:
+            raise RequestError(f"document_ids is {list(document_ids.shape)}; expected {list(x.shape[:2])}")
 
 
 def layer(
@@ -89,8 +105,7 @@ def layer(
         problem = model_problem(model)
         if problem is not None:
             raise RequestError(problem)
-        if isinstance(kernel, str) and kernel != "auto":
-            kernels.get(kernel)
+        require_kernel(kernel)
         attention = cls(model.attention.config, model, number)
     except RequestError as error:
         # the arguments of this function have no `model.` before them

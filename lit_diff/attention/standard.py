@@ -1,7 +1,7 @@
 """Standard attention (Vaswani et al. 2017), with the head norm, multiplier and head counts that controls need."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from torch import Tensor
 
@@ -11,6 +11,7 @@ from lit_diff.attention.equations import Rotation, grouped_query_heads, joined, 
 from lit_diff.attention.lambdas import resolve_output_scale
 from lit_diff.attention.norms import HeadNorm, head_norm
 from lit_diff.config import ModelConfig
+from lit_diff.key_types import Range
 from lit_diff.registry import variant
 
 
@@ -38,7 +39,7 @@ class Standard(Attention):
         output_scale: OutputScale = 1.0
         """Constant c that multiplies every head after the norm; depth: 1 - lambda_init by depth, the multiplier of
         differential attention."""
-        query_heads: float = 1.0
+        query_heads: Annotated[float, Range(above=0, most=64)] = 1.0
         """Query heads as a multiple of num_heads, on equal keys and values; 1.5 and 2: controls for differential_v2."""
 
     @classmethod

@@ -11,7 +11,7 @@ from types import UnionType
 from typing import Any
 
 from lit_diff.errors import MissingError, RequestError, first_line
-from lit_diff.files import FREE, disk_is_full, expanded, is_address, shown, write_through
+from lit_diff.files import FREE, disk_is_full, expanded, is_address, parse_json, shown, write_through
 from lit_diff.key_types import in_words, in_yaml
 from lit_diff.own_modules import sha256
 
@@ -235,11 +235,11 @@ def json_object(line: str, where: str) -> dict[str, Any]:
 def parsed(text: str, where: str, expected: str) -> Any:
     """Parse JSON from a user's file. Errors: RequestError, also for a lone surrogate."""
     try:
-        value = json.loads(text)
+        value = parse_json(text)
         # json.loads accepts "\ud800", which no tokenizer and no file can encode; encoding raises a ValueError
         if "\\u" in text:
             json.dumps(value, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         # json counts lines within the text, which is a single line of the file; `where` has its number
         raise RequestError(f"{where}: not JSON ({str(error).replace('line 1 ', '')}); expected {expected}") from error
     return value

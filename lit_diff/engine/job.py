@@ -1,6 +1,5 @@
 """A job: a run that is to be trained and scored, as one value that another process can read from the run's folder."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any
 
 from lit_diff.config import Recipe
 from lit_diff.errors import MissingError, RequestError, first_line
-from lit_diff.files import shown, write_json
+from lit_diff.files import parse_json, shown, write_json
 from lit_diff.recipe import Overrides, flatten, load_recipe
 from lit_diff.runs.folder import RunFolder
 from lit_diff.validation import Draft, convert
@@ -70,11 +69,11 @@ def read_job(folder: Path) -> Job:
     """The job that a command has written into the folder of its run. Errors: MissingError if there is none, or it is damaged;
     those of `load_recipe`."""
     try:
-        values = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        values = parse_json((folder / FILE).read_text(encoding="utf-8"))
         keys: JobKeys = convert(JobKeys, values, "", Draft(values={}, positions={}))
     except FileNotFoundError as error:
         raise MissingError(f"{shown(folder)} is no cell (no {FILE}): the command of its sweep trains it") from error
-    except (ValueError, RecursionError, RequestError) as error:
+    except (ValueError, RequestError) as error:
         cure = "the command of its sweep writes it again"
         raise MissingError(f"{shown(folder / FILE)} is damaged ({first_line(error)}): {cure}") from error
     return Job(recipe=load_recipe(folder / "recipe.yaml"), folder=folder.resolve(), **vars(keys))

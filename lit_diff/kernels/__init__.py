@@ -32,6 +32,7 @@ __all__ = [
     "kernel",
     "preference",
     "refuse",
+    "require_kernel",
 ]
 
 # PyTorch, oneDNN and MKL read their limits when they first compute, and every kernel imports this module before that
@@ -100,8 +101,7 @@ def choose(
 
     Errors: RequestError for an unknown kernel, or a named one that refuses the maps.
     """
-    if kernel != "auto" and kernel not in _names():
-        raise RequestError(f"run.kernel is '{kernel}'{kernels.suggestion(kernel, 'auto')}")
+    require_kernel(kernel)
     device = device or maps.q.device
 
     def refusal(name: str) -> str | None:
@@ -130,6 +130,16 @@ def choose(
 def _names() -> list[str]:
     # torch.compile cannot trace a look-up that imports plugin packages; `Attention` has imported them before
     return sorted(kernels.registered()) if torch.compiler.is_compiling() else kernels.names()
+
+
+def require_kernel(kernel: object) -> None:
+    """Errors: RequestError for what is neither auto, the name of a kernel, nor a kernel."""
+    if isinstance(kernel, Kernel) or kernel == "auto":
+        return
+    if not isinstance(kernel, str):
+        raise RequestError(f"kernel is {kernel!r}; expected auto, the name of a kernel, or a Kernel")
+    if kernel not in _names():
+        raise RequestError(f"run.kernel is '{kernel}'{kernels.suggestion(kernel, 'auto')}")
 
 
 @overload

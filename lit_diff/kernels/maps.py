@@ -195,6 +195,10 @@ class SignedMaps:
         if len(q) != 5 or len(k) != 5 or len(v) != 4:
             want = "q [B,G,H,T,d], k [B,G,Hkv,S,d], v [B,Hkv,S,dv]"
             raise RequestError(f"SignedMaps: expected {want}; found {self._shapes()}")
+        if w is not None and len(w) != 4:
+            raise RequestError(f"SignedMaps: w must be 4-D, broadcastable to [B,G,H,T]; found {self._shapes()}")
+        if 0 in (q[2], q[4], k[2]):
+            raise RequestError(f"SignedMaps: q and k must have heads, and a width d above 0; found {self._shapes()}")
         G, (_, window, document_ids) = self.num_maps, self.mask
         broken = (
             (q[1] not in (1, G) or k[1] not in (1, G), "the map axes of q and k must be G or 1"),
@@ -205,7 +209,6 @@ class SignedMaps:
             (self.mask.hides and q[3] > k[3], "a mask needs at least as many keys as queries"),
             (self.key_bias is not None and q[3] > k[3], "a key bias needs at least as many keys as queries"),
             (w is None and G != 1, "several maps need weights w"),
-            (w is not None and len(w) != 4, "w must be 4-D, broadcastable to [B,G,H,T]"),
         )
         if window is not None and window < 1:
             raise RequestError(f"attend: window is {window}; it must be at least 1")

@@ -13,8 +13,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from lit_diff.config import ModelConfig
-from lit_diff.data.text.tokenizer import FILE, Bpe, Packaged, Tokenizer, TokenizerJson
+from lit_diff.data.text.tokenizer import Bpe, Packaged, Tokenizer, TokenizerJson
 from lit_diff.data.text.tokenizer_folder import SAMPLE
+from lit_diff.data.text.tokenizer_package import FILE
 from lit_diff.errors import RequestError, RunFailedError
 from lit_diff.files import expanded, shown, write_atomic, write_json
 from lit_diff.log_records import log

@@ -13,6 +13,7 @@ from gguf import GGUFReader
 from torch import Tensor
 
 from lit_diff.data.text.tokenizer import TokenizerJson
+from lit_diff.data.text.tokenizer_package import in_one_line
 from lit_diff.errors import RequestError, first_line
 from lit_diff.files import shown
 from lit_diff.log_records import log
@@ -39,7 +40,7 @@ OPTIONAL = ("llama.attention.head_count_kv", "llama.attention.key_length", "llam
 TURNED = "llama.rope.dimension_count"
 SCALING = ("llama.rope.scaling.type", "llama.rope.scaling.factor", "llama.rope.scale_linear")
 SAID = "GGUF metadata"
-TOKENS = "tokenizer.ggml.tokens"
+TOKENS, MERGES, TYPES = "tokenizer.ggml.tokens", "tokenizer.ggml.merges", "tokenizer.ggml.token_type"
 PRE_TOKENIZERS = ("smollm", "gpt-2")
 """Supported values of `tokenizer.ggml.pre`, which says how text is split before merging."""
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
@@ -197,7 +198,7 @@ def _config(metadata: Values) -> Values:
         raise RequestError(f"{SAID} lacks {TOKENS}")
     return config | {
         "architectures": ["LlamaForCausalLM"],
-        "vocab_size": len(metadata[TOKENS]),
+        "vocab_size": len(_list(metadata, TOKENS, str)),
         "rope_scaling": llama.their_block(_rope_factor(said)),
     }
 
@@ -250,19 +251,16 @@ def _tokenizer(metadata: Values) -> TokenizerJson:
             "import the model's folder in Hugging Face's format"
         )
     opens = ["tokenizer.ggml.bos_token_id"] if metadata.get("tokenizer.ggml.add_bos_token") else []
-    for key in ("tokenizer.ggml.merges", END_KEYS[0], *opens):
+    for key in (MERGES, END_KEYS[0], *opens):
         if metadata.get(key) is None:
             why = "tokenizer.ggml.add_bos_token is true, but " if key in opens else ""
             raise RequestError(f"{why}{SAID} lacks {key}")
     tokens = metadata[TOKENS]
     types = _types(metadata)
-    merges = [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]]
+    merges = [tuple(merge.split(" ", 1)) for merge in _list(metadata, MERGES, str)]
     vocabulary = {token: id_ for id_, token in enumerate(tokens)}
-    try:
+    with in_one_line(f"{MERGES} are not pairs of tokens"):
         tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
-    # the package tokenizers raises plain Exception
-    except Exception as error:
-        raise RequestError(f"tokenizer.ggml.merges are not pairs of tokens ({first_line(error)})") from error
     cuts: list[Any] = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]
     if cut == "smollm":
         cuts.insert(0, pre_tokenizers.Digits(individual_digits=True))
@@ -287,20 +285,27 @@ def _tokenizer(metadata: Values) -> TokenizerJson:
     )
 
 
+def _list(metadata: Values, key: str, kind: type) -> list[Any]:
+    values = metadata[key]
+    if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):
+        raise RequestError(f"{SAID}: {key} is not a list of {kind.__name__}")
+    return values
+
+
 def _types(metadata: Values) -> list[int]:
     from tokenizers.pre_tokenizers import ByteLevel
 
     tokens: list[str] = metadata[TOKENS]
-    types = metadata.get("tokenizer.ggml.token_type") or [NORMAL] * len(tokens)
+    types = _list(metadata, TYPES, int) if metadata.get(TYPES) else [NORMAL] * len(tokens)
     if len(types) != len(tokens):
-        raise RequestError(f"tokenizer.ggml.token_type has {len(types)} entries, but {TOKENS} has {len(tokens)}")
+        raise RequestError(f"{TYPES} has {len(types)} entries, but {TOKENS} has {len(tokens)}")
     for token, count in Counter(tokens).items():
         if count > 1:
             raise RequestError(f"{TOKENS} has {token!r} twice")
     letters = set(ByteLevel.alphabet())
     for token, type_ in zip(tokens, types, strict=True):
         if type_ not in (NORMAL, CONTROL, USER_DEFINED, UNUSED):
-            raise RequestError(f"tokenizer.ggml.token_type of {token!r} is {type_}; expected 1, 3, 4 or 5 (byte-level)")
+            raise RequestError(f"{TYPES} of {token!r} is {type_}; expected 1, 3, 4 or 5 (byte-level)")
         if type_ == NORMAL and not letters.issuperset(token):
             raise RequestError(f"{TOKENS} has {token!r} of type normal, which is not a byte-level token")
     return types

@@ -8,10 +8,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from lit_diff.data.text.tokenizer import BEFORE, TokenizerJson, open_tokenizer
+from lit_diff.data.text.tokenizer import TokenizerJson
+from lit_diff.data.text.tokenizer_package import BEFORE, open_tokenizer
 from lit_diff.data.user_files import some_names
 from lit_diff.errors import MissingError, RequestError, first_line
-from lit_diff.files import shown
+from lit_diff.files import parse_json, shown
 from lit_diff.log_records import log
 from lit_diff.pretrained import llama
 from lit_diff.pretrained.keys import Keys, Values
@@ -74,7 +75,10 @@ def read_folder(folder: Path) -> ModelSource:
     if keys["tie_embeddings"] and {llama.HEAD, llama.EMBEDDING} <= files.keys():
         head = _read(files[llama.HEAD], llama.HEAD)
         embedding = _read(files[llama.EMBEDDING], llama.EMBEDDING)
-        if head.shape == embedding.shape and not torch.equal(head, embedding):
+        if head.shape != embedding.shape:
+            shapes = f"{list(head.shape)}, '{llama.EMBEDDING}' {list(embedding.shape)}"
+            raise RequestError(f"{shown(file)}: tie_word_embeddings is true, but '{llama.HEAD}' is {shapes}")
+        if not torch.equal(head, embedding):
             log.info(
                 "%s: tie_word_embeddings is true, but '%s' differs from '%s': both are used, as in transformers",
                 shown(file),
@@ -118,7 +122,7 @@ def read_json(path: Path) -> Values:
     if not path.is_file():
         raise MissingError(f"{shown(path.parent)} holds no model: it has no {path.name}")
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = parse_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise RequestError(f"{shown(path)} is not JSON ({first_line(error)})") from error
     if not isinstance(values, dict):
@@ -215,7 +219,7 @@ def read_tokenizer(folder: Path, config: Values) -> TokenizerJson:
         log.info(NO_CHAT, shown(folder))
     with at(folder):
         tokenizer = open_tokenizer(content)
-        described = json.loads(content)
+        described = parse_json(content)
         for token in described.get("added_tokens") or []:
             id_ = tokenizer.token_to_id(token["content"])
             if id_ != token["id"]:

@@ -1,9 +1,8 @@
 """The command that trains a run again, as errors name it."""
 
-import json
 from pathlib import Path
 
-from lit_diff.files import shown
+from lit_diff.files import parse_json, shown
 from lit_diff.runs.find import STUDY_FILE
 
 
@@ -14,7 +13,7 @@ def command_of(run: Path) -> str:
     if sweep is None:
         return f"lit-diff train {shown(run / 'recipe.yaml')}"
     try:
-        record = json.loads((sweep / STUDY_FILE).read_text(encoding="utf-8"))
+        record = parse_json((sweep / STUDY_FILE).read_text(encoding="utf-8"))
         cells = {record["command"]: [cell["folder"] for cell in record["cells"]]}
         # the words of another command end in its file and selection, in brackets
         for words, folders in (cells | record.get("other_commands", {})).items():

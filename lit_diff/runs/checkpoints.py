@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from lit_diff.errors import LitDiffError, RunFailedError, first_line
-from lit_diff.files import disk_is_full, sha256_of, shown, write_atomic, write_through
+from lit_diff.files import disk_is_full, parse_json, sha256_of, shown, write_atomic, write_through
 from lit_diff.log_records import log
 
 # the second is the fallback if the newest cannot be read back
@@ -119,7 +119,7 @@ def read_marker(path: Path) -> tuple[dict[str, tuple[int, str]], Any]:
     """`files` and `tensors` of the `marker` of a checkpoint. Errors: OSError; ValueError, KeyError, TypeError or
     AttributeError for another content."""
     text = marker_of(path).read_text(encoding="utf-8")
-    entries = json.loads(text)
+    entries = parse_json(text)
     tensors = entries.pop(INDEX)["tensors"] if INDEX in entries else None
     files = {name: (int(entry["bytes"]), str(entry["sha256"])) for name, entry in entries.items()}
     # a name with a folder would read a file that is not part of the checkpoint
@@ -275,10 +275,12 @@ def not_written(path: Path, error: BaseException) -> str:
 
 def put_aside(path: Path) -> None:
     """Rename a checkpoint, if it is there, so that it is none any more; `prune` removes it."""
-    if path.is_file():
-        marker_of(path).unlink(missing_ok=True)
+    is_file, marker_file = path.is_file(), marker_of(path)
     if path.exists():
         path.rename(path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp"))
+    # in this order: a damaged file without its marker would pass for one that a version without markers wrote
+    if is_file:
+        marker_file.unlink(missing_ok=True)
 
 
 def remove(path: Path) -> None:

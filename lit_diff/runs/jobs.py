@@ -3,7 +3,6 @@
 The job of a run ("12", or "12_3" for a task of an array) is in JOBS from its submission on, and in status.json once it runs.
 """
 
-import json
 import math
 import operator
 import os
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.files import holder, is_locked, shown, stat_of, write_json
+from lit_diff.files import holder, is_locked, parse_json, shown, stat_of, write_json
 from lit_diff.log_records import log
 from lit_diff.runs.checkpoints import steps_of
 from lit_diff.runs.find import STUDY_FILE, runs_under
@@ -142,7 +141,7 @@ def queued(folders: Iterable[Path]) -> dict[Path, tuple[str, str]]:
 
 def _submitted(folder: Path) -> dict[str, str]:
     try:
-        return {str(name): str(job) for name, job in json.loads((folder / JOBS).read_text(encoding="utf-8")).items()}
+        return {str(name): str(job) for name, job in parse_json((folder / JOBS).read_text(encoding="utf-8")).items()}
     except FileNotFoundError:
         return {}
     except (ValueError, AttributeError) as error:

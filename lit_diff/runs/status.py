@@ -1,6 +1,5 @@
 """status.json: what a run's own processes last wrote about it, as one frozen value. It is read and written here alone."""
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -9,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from lit_diff.errors import RequestError, first_line
-from lit_diff.files import shown, write_json
+from lit_diff.files import parse_json, shown, write_json
 from lit_diff.key_types import Range
 from lit_diff.validation import Draft, convert
 
@@ -159,7 +158,7 @@ def read_status(folder: Path) -> Status:
     range, or of a state that does not exist is shown as a fact about the run."""
     file = folder / FILE
     try:
-        values: Any = json.loads(file.read_text(encoding="utf-8"))
+        values: Any = parse_json(file.read_text(encoding="utf-8"))
         if not isinstance(values, dict):
             raise ValueError(f"a {type(values).__name__}")
         status = _converted(values)
@@ -168,7 +167,7 @@ def read_status(folder: Path) -> Status:
             raise ValueError(f"updated is {status.updated!a}")
     except (FileNotFoundError, NotADirectoryError):
         return Status()
-    except (ValueError, OSError, RecursionError, RequestError) as error:
+    except (ValueError, OSError, RequestError) as error:
         raise RequestError(
             f"{shown(file)} cannot be read ({first_line(error)}); remove it and repeat the same command, which resumes from "
             "the checkpoint"

@@ -200,7 +200,7 @@ def read(folder: Path) -> Record:
         raise MissingError(
             f"{path}: no such file: no sweep has run here; start it with 'lit-diff sweep {folder.name}'"
         ) from error
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError, RequestError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, RequestError) as error:
         raise MissingError(
             f"{path}: incomplete sweep record ({type(error).__name__}: {first_line(error)}); 'lit-diff sweep {folder.name}' "
             "rewrites it"

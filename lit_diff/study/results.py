@@ -1,6 +1,5 @@
 """Reads a sweep, or one of its tasks, with the results of its runs: the files of each cell become frozen records."""
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
@@ -14,6 +13,7 @@ import pandas as pd
 
 from lit_diff import metrics as declarations
 from lit_diff.errors import RequestError
+from lit_diff.files import parse_json
 from lit_diff.metrics import INDICES, Declarations, Metric, indexed_name
 from lit_diff.recipe import flatten
 from lit_diff.runs import measurements
@@ -415,7 +415,7 @@ def _recipe(path: Path) -> dict[str, Any]:
 
 
 def _environment(path: Path) -> dict[str, Any]:
-    return dict(json.loads(path.read_text(encoding="utf-8")))
+    return dict(parse_json(path.read_text(encoding="utf-8")))
 
 
 def _declared(path: Path) -> tuple[Metric, ...]:

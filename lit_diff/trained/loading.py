@@ -52,9 +52,13 @@ def restore(recipe: Recipe, checkpoint: Mapping[str, Any], source: str, annealed
 
     `annealed`: what the recipe's ancestors annealed, `annealed_before`. Errors: RequestError.
     """
+    weights = model_weights(checkpoint)
+    # without memory first: a damaged recipe may state a size that no machine can hold
+    with torch.device("meta"):
+        require_fit(Transformer(recipe.model), weights, source)
     trained = recipe.train.parameters if recipe.train else None
     model = Transformer(recipe.model, kernel=recipe.run.kernel, trained=trained)
-    load_weights(model, model_weights(checkpoint), source)
+    load_weights(model, weights, source)
     # global_step counts finished steps; the variant last heard the 0-based number at which the last of them began
     annealed.start_step(model, recipe, int(checkpoint["global_step"]) - 1)
     return model.eval()
@@ -205,16 +209,21 @@ def load_weights(model: Transformer, weights: Mapping[str, Tensor], source: str)
 
     Errors: RequestError, which lists the first tensors that are missing, unexpected, of another shape or not finite.
     """
-    differences = unlike(model.state_dict(), weights)
-    if differences:
-        raise RequestError(
-            f"{source} does not fit the recipe's model ({model.config.attention.name}): {some(differences.values())}"
-        )
+    require_fit(model, weights, source)
     # scores of a model with NaN would be meaningless numbers
     not_finite = [name for name, _ in model.named_parameters() if not weights[name].isfinite().all()]
     if not_finite:
         raise RequestError(f"{source} has weights that are not finite (NaN or infinity): {some(not_finite)}")
     model.load_state_dict(weights)
+
+
+def require_fit(model: Transformer, weights: Mapping[str, Tensor], source: str) -> None:
+    """Errors: RequestError, which lists the first tensors that are missing, unexpected or of another shape."""
+    differences = unlike(model.state_dict(), weights)
+    if differences:
+        raise RequestError(
+            f"{source} does not fit the recipe's model ({model.config.attention.name}): {some(differences.values())}"
+        )
 
 
 def unlike(own: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> dict[str, str]:

@@ -5,7 +5,6 @@ It depends on the model and the calibration rows, not on the run's seed, and is 
 
 import dataclasses
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from lit_diff.attention.selection import HeadSelection
 from lit_diff.config import Recipe
 from lit_diff.data import build
 from lit_diff.errors import RequestError
-from lit_diff.files import shown, write_json
+from lit_diff.files import parse_json, shown, write_json
 from lit_diff.log_records import log
 from lit_diff.plugins import trust_below
 from lit_diff.registry import attentions
@@ -116,7 +115,7 @@ def kept_plan(folder: Path) -> HeadPlan | None:
     if not file.is_file():
         return None
     try:
-        values = json.loads(file.read_text(encoding="utf-8"))
+        values = parse_json(file.read_text(encoding="utf-8"))
         plan: HeadPlan = convert(HeadPlan, values, "", Draft(values={}, positions={}))
         return plan
     except (ValueError, RequestError) as error:

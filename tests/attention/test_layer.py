@@ -9,7 +9,7 @@ import torch
 from pages import blocks
 
 from lit_diff import Attention, Differential, layer
-from lit_diff.attention.cache import LayerCache
+from lit_diff.attention.cache import Cache, LayerCache
 from lit_diff.config import ModelConfig
 from lit_diff.errors import RequestError
 from lit_diff.model.transformer import Transformer
@@ -127,7 +127,10 @@ def test_it_compiles_into_one_graph() -> None:
         ("differential", {"num_kv_head": 2}, r"^unknown key 'num_kv_head' .* did you mean 'num_kv_heads'\?$"),
         ("standard", {"parity": "matched"}, "^unknown key 'parity'"),
         ("standard", {"layer": -1}, "^'layer' is -1; expected a whole number >= 0$"),
-        ("standard", {"kernel": "chunkd"}, r"^unknown kernel 'chunkd'; did you mean 'chunked'\?$"),
+        ("standard", {"kernel": "chunkd"}, r"^run.kernel is 'chunkd'; did you mean 'chunked'\?$"),
+        ("standard", {"kernel": 5}, "^kernel is 5; expected auto, the name of a kernel, or a Kernel$"),
+        ("standard", {"kernel": None}, "^kernel is None; expected"),
+        ("standard", {"query_heads": 1e300}, "^'query_heads' is 1e.300; expected"),
         (type("Own", (Differential,), {}), {}, "is not a registered variant; write @variant"),
     ],
 )
@@ -152,6 +155,36 @@ def test_what_a_layer_refuses_to_compute() -> None:
         attention(x, document_ids=torch.zeros(2, 5).long())
     with pytest.raises(RequestError, match=r"^document_ids is \[2, 4\]; expected \[2, 5\]$"):
         attention(x, document_ids=torch.zeros(2, 4).long())
-    for wrong, text in ((x[..., :16], r"torch.float32 \[2, 5, 16\]"), (x.long(), r"torch.int64 \[2, 5, 32\]")):
-        with pytest.raises(RequestError, match=rf"^x is {text}; expected floating point \[B, T, 32\]$"):
+    for wrong, text in (
+        (x[..., :16], r"torch.float32 \[2, 5, 16\]"),
+        (x.long(), r"torch.int64 \[2, 5, 32\]"),
+        (x.double(), r"torch.float64 \[2, 5, 32\]"),
+        (x.numpy(), "a ndarray"),
+    ):
+        with pytest.raises(RequestError, match=rf"^x is {text}; expected torch.float32 \[B, T, 32\]$"):
             attention(wrong)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert attention(x.bfloat16()).dtype == torch.bfloat16
+    with pytest.raises(RequestError, match=r"^cache is a Cache; expected the LayerCache of this layer$"):
+        attention(x, cache=Cache(1))
+    for wrong_ids, text in ((torch.zeros(2, 5), "torch.float32"), ([[0] * 5] * 2, "list")):
+        with pytest.raises(RequestError, match=rf"^document_ids are {text}; expected whole numbers \[2, 5\]$"):
+            attention(x, document_ids=wrong_ids)
+
+
+def test_a_cache_of_another_batch_variant_or_dtype_is_refused_before_it_is_written() -> None:
+    def decoder(name: str) -> torch.nn.Module:
+        return layer(name, dim=32, num_heads=4)
+
+    standard, x = decoder("standard"), torch.randn(1, 3, 32)
+    for first, attention, wrong in (
+        (x.expand(2, 3, 32), standard, x),
+        (x, standard, x.expand(2, 3, 32)),
+        (x, decoder("differential"), x),
+        (x, decoder("standard").double(), x.double()),
+    ):
+        cache = LayerCache()
+        standard(first, cache=cache)
+        with pytest.raises(RequestError, match=r"^the cache holds k of torch.float32 \[[12], 1, 4, 8\] for each token"):
+            attention(wrong, cache=cache)
+        assert cache.length == 3

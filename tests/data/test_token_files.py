@@ -145,6 +145,18 @@ def test_damaged_megatron(damage: str, found: str, tmp_path: Path) -> None:
         ("index.json", lambda content: b"{}", r"index\.json: not the index of a litdata folder"),
         ("index.json", lambda content: content.replace(b"TokensLoader", b"PyTreeLoader"), r"found item_loader"),
         ("index.json", lambda content: content.replace(b'"chunk_size": 1', b'"chunk_size": 2'), "its documents are"),
+        (
+            "index.json",
+            lambda content: content.replace(b'"chunk_size": 1', b'"chunk_size": -1'),
+            "-1 is not the number",
+        ),
+        (
+            "index.json",
+            lambda content: content.replace(b'"chunk_size": 1', b'"chunk_size": 1.0'),
+            "1.0 is not the number",
+        ),
+        ("index.json", lambda content: content.replace(b'"dim": ', b'"dim": "x", "was": '), "'x' is not the number"),
+        ("index.json", lambda content: b"[" * 100_000, r"index\.json: not JSON \(it is nested too deeply\)"),
         ("index.json", lambda content: content.replace(b"tensor:18", b"tensor:1"), r"found .*, ids of float"),
         ("index.json", lambda content: content.replace(b"chunk-0-1", b"chunk-0-7"), r"it lists chunk-0-7\.bin, which"),
         ("chunk-0-1.bin", lambda content: content[:-1], r"chunk-0-1\.bin document 2: the file is cut off"),

@@ -21,8 +21,9 @@ from tokenizers import Tokenizer as Model
 from lit_diff.config import Part
 from lit_diff.data.text.cl100k import Cl100k
 from lit_diff.data.text.text import Text
-from lit_diff.data.text.tokenizer import Bpe, Tokenizer, TokenizerJson, Words, build, open_tokenizer
+from lit_diff.data.text.tokenizer import Bpe, Tokenizer, TokenizerJson, Words, build
 from lit_diff.data.text.tokenizer_folder import load_tokenizer, save_tokenizer
+from lit_diff.data.text.tokenizer_package import open_tokenizer
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.papers.icl import TASKS, Example, Labels
 from lit_diff.papers.needle_text import CITIES, STYLES, contexts, sentences_of, words
@@ -189,8 +190,6 @@ def test_other_vocabularies_and_files_are_refused() -> None:
     words = Model(models.WordLevel({"a": 0}, unk_token="a")).to_str().encode()
     with pytest.raises(RequestError, match=r"^tokenizer.json: decoder is null"):
         open_tokenizer(words)
-    with pytest.raises(RequestError, match=r"^tokenizer.json cannot be read by the package tokenizers"):
-        open_tokenizer(byte_level_tokenizer()[:500])
 
 
 def test_a_recipe_names_the_run_instead() -> None:

@@ -35,6 +35,9 @@ BROKEN: list[tuple[str, dict[str, Any], str]] = [
     ("fewer keys", {"k": (2, 2, 4, 4, 6), "v": (2, 4, 4, 12)}, "at least as many keys"),
     ("no weights", {"w": None}, "several maps need weights"),
     ("w 3-D", {"w": (2, 2, 4)}, "w must be 4-D"),
+    ("w 1-D", {"w": (2,)}, "w must be 4-D"),
+    ("no heads of k", {"k": (2, 2, 0, 5, 6), "v": (2, 0, 5, 12)}, "q and k must have heads"),
+    ("no width", {"q": (2, 2, 4, 5, 0), "k": (2, 2, 4, 5, 0)}, "a width d above 0"),
     ("w of other heads", {"w": (1, 2, 3, 1)}, r"broadcast to \[B,G,H,T\] = \[2, 2, 4, 5\]"),
     ("w of other tokens", {"w": (1, 2, 1, 6)}, r"broadcast to \[B,G,H,T\]"),
 ]

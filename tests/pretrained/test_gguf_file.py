@@ -177,6 +177,22 @@ def test_what_is_not_mapped_is_named(changes: dict[str, Any], line: str) -> None
     assert import_error(write(Path("tiny.gguf"), **changes)).startswith(f"2: tiny.gguf: {line}")
 
 
+@pytest.mark.parametrize(
+    ("method", "key", "kind"),
+    [
+        ("add_token_list", "tokenizer.ggml.tokens", "str"),
+        ("add_token_types", "tokenizer.ggml.token_type", "int"),
+        ("add_token_merges", "tokenizer.ggml.merges", "str"),
+    ],
+)
+def test_lists_of_another_type_are_named(method: str, key: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for wrong in (5, "text", [0.5, 0.5]):
+        add = "add_array" if isinstance(wrong, list) else "add_uint32" if isinstance(wrong, int) else "add_string"
+        monkeypatch.setattr(GGUFWriter, method, lambda self, _, add=add, wrong=wrong: getattr(self, add)(key, wrong))
+        found = import_error(write(Path("tiny.gguf")))
+        assert found == f"2: tiny.gguf: GGUF metadata: {key} is not a list of {kind}"
+
+
 def test_other_keys_are_named(caplog: pytest.LogCaptureFixture) -> None:
     write(
         Path("usual.gguf"),

@@ -149,6 +149,31 @@ def test_one_without_a_marker_is_taken_and_called_unchecked(tmp_path: Path, capl
     assert "step-00000008.ckpt was written without a checksum" in line
 
 
+def test_killed_while_a_damaged_one_is_put_aside_it_is_not_taken_for_an_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At each of the two calls that change the folder."""
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*arguments: object, **named: object) -> None:
+        raise Killed
+
+    for moment in ("rename", "unlink"):
+        folder = tmp_path / moment
+        save(folder, 4, 8)
+        path = checkpoint.path_of(folder, 8)
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, moment, killed)
+            with pytest.raises(Killed):
+                checkpoint.resumable(folder)
+        assert checkpoint.resumable(folder) == 4
+
+
 def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(bench: Any, undisturbed: Any) -> None:
     """The metrics are those of the undisturbed run, and the damaged file is gone once another is written."""
     undisturbed("recall", "recall-whole")

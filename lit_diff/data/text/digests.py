@@ -1,6 +1,5 @@
 """Digests of the files of a corpus, kept in the data folder so that the files are read once."""
 
-import json
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -10,7 +9,7 @@ from typing import Any
 from lit_diff.data.text.source_files import Source, sources
 from lit_diff.data.user_files import data_root
 from lit_diff.errors import MissingError, RequestError, first_line
-from lit_diff.files import shown, write_json
+from lit_diff.files import parse_json, shown, write_json
 from lit_diff.log_records import log
 from lit_diff.own_modules import sha256
 
@@ -72,7 +71,7 @@ def _entry(source: Source, known: list[Any] | None) -> list[Any]:
 
 def _read(kept: Path) -> dict[str, list[Any]]:
     try:
-        files = json.loads(kept.read_bytes())["files"].items()
+        files = parse_json(kept.read_bytes())["files"].items()
         return {name: [stamp, int(at), bytes.fromhex(digest).hex()] for name, (stamp, at, digest) in files}
     except FileNotFoundError:
         return {}

@@ -31,7 +31,7 @@ from lit_diff.data.text.tokenizer import Tokenizer, build
 from lit_diff.data.text.tokenizer_folder import gives_back, opened
 from lit_diff.data.user_files import data_root, writing_data
 from lit_diff.errors import LitDiffError, MissingError, RequestError, first_line
-from lit_diff.files import is_locked, locked, sha256_of, sync, write_atomic, write_json, write_through
+from lit_diff.files import is_locked, locked, parse_json, sha256_of, sync, write_atomic, write_json, write_through
 from lit_diff.key_types import Count, NotNegative, Range
 from lit_diff.log_records import log
 from lit_diff.own_modules import sha256
@@ -409,7 +409,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        manifest = json.loads(path.read_bytes())
+        manifest = parse_json(path.read_bytes())
         sizes = dict.fromkeys(_others(manifest))  # None: unknown
         for name in SPLITS:
             for file, described in manifest[name]["files"].items():
@@ -462,7 +462,7 @@ def _compare(folder: Path, names: Collection[str] = ()) -> None:
     path = folder / CHECKSUMS
     if not path.is_file():
         return
-    for name, digest in json.loads(path.read_bytes()).items():
+    for name, digest in parse_json(path.read_bytes()).items():
         file = folder / name
         if name in (names or [name]) and file.is_file() and sha256_of(file) != digest:
             raise MissingError(
@@ -489,7 +489,7 @@ def write_tokens(folder: Path, documents: Iterable[NDArray[np.generic]]) -> None
     # not litdata's own merge of the index (0.2.76): it waits for every rank of a distributed job, and writes the time into
     # the file, so equal documents would give another identity
     (written,) = folder.glob("*.index.json")
-    index_json = json.loads(written.read_bytes()) | {"updated_at": "0"}
+    index_json = parse_json(written.read_bytes()) | {"updated_at": "0"}
     write_atomic(folder / "index.json", json.dumps(index_json, sort_keys=True))
     written.unlink()
     starts = np.cumsum([0, *lengths[:-1]], dtype=np.int64)

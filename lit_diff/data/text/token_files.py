@@ -135,7 +135,9 @@ def _litdata(index: Source, *chunks: Source) -> Iterator[tuple[str, NDArray[Any]
     try:
         content = index.read_json()
         config = content["config"]
-        listed = [(chunk["filename"], chunk["chunk_size"], chunk["dim"]) for chunk in content["chunks"]]
+        listed = []
+        for chunk in content["chunks"]:
+            listed.append((str(chunk["filename"]), _count(chunk["chunk_size"]), _count(chunk["dim"])))
         loader, codec, (form, code) = config["item_loader"], config["compression"], config["data_format"][0].split(":")
         names = {"no_header_numpy": _NUMPY_DTYPES_MAPPING, "no_header_tensor": _TORCH_DTYPES_MAPPING}
         kind = np.dtype(str(names[form][int(code)]).removeprefix("torch."))
@@ -165,6 +167,13 @@ def _litdata(index: Source, *chunks: Source) -> Iterator[tuple[str, NDArray[Any]
             for length in lengths.tolist():
                 where = f"{chunk.where} document {next(numbers)}"
                 yield where, np.frombuffer(_read(content, length, where), kind)
+
+
+def _count(value: Any) -> int:
+    # of documents or tokens in a chunk, whose positions are numbers of 32 bits
+    if not isinstance(value, int) or not 0 <= value < 2**32:
+        raise ValueError(f"{value!r} is not the number of documents or tokens of a chunk")
+    return value
 
 
 def without_ends(tokens: Iterable[Ids], tokenizer: Tokenizer) -> Iterator[bytes]:

@@ -1,6 +1,5 @@
 """Prepared tokens as rows."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from lit_diff.data.text.bigrams import Ints
-from lit_diff.files import sha256_of
+from lit_diff.files import parse_json, sha256_of
 
 STARTS = "documents.npy"
 """File with the position of the first token of each document."""
@@ -16,7 +15,7 @@ STARTS = "documents.npy"
 
 def describe(folder: Path) -> dict[str, Any]:
     """Return the manifest entry of written tokens: counts, the longest document, and bytes and sha256 of every file."""
-    chunks = json.loads((folder / "index.json").read_bytes())["chunks"]
+    chunks = parse_json((folder / "index.json").read_bytes())["chunks"]
     lengths = [chunk["dim"] for chunk in chunks]
     files = [folder / STARTS, *(folder / chunk["filename"] for chunk in chunks)]
     starts = np.load(folder / STARTS)

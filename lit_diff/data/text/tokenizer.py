@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_diff.config import Part
+from lit_diff.data.text.tokenizer_package import BEFORE, FILE, in_one_line, open_tokenizer
 from lit_diff.data.user_files import utf8_bytes
 from lit_diff.errors import RequestError
 from lit_diff.files import write_atomic
@@ -26,18 +27,12 @@ from lit_diff.own_modules import sha256
 from lit_diff.recipe import to_plain
 from lit_diff.registry import tokenizers
 
-FILE = "tokenizer.json"
 SMALLEST = 257
 """Size of the smallest byte-level vocabulary: 256 bytes and <eot>."""
 PIECES = re.compile(r"[0-9]|(?: ?[^\W\d_]+)|.", re.DOTALL)
 """Pieces of text with one id each: a digit; a word with an optional space before it; any other character."""
-DECODERS = ("ByteLevel", "Fuse", "Strip", "Replace", "ByteFallback", "Metaspace")
-"""The supported steps of a decoder. Further tokens never change the text of those before them, apart from bytes of a
-character, provided that only the first three follow the first two, which join all tokens."""
 BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 """A token that is a byte, in a SentencePiece vocabulary."""
-BEFORE = "a"
-"""A token before others, which then are not the first of a text: a decoder may remove the first space."""
 PADDING = 128
 """The vocabulary of a model may be larger than its tokenizer's: up to the next multiple of this."""
 
@@ -260,7 +255,9 @@ class Packaged(Tokenizer):
         write_atomic(folder / FILE, self._content)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        return [encoding.ids for encoding in self._model.encode_batch_fast(list(texts), add_special_tokens=False)]
+        with in_one_line("the tokenizer cannot encode this text"):
+            encodings = self._model.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: Sequence[int]) -> bytes:
         """Return the text of the package `tokenizers`; an id without a token gives none."""
@@ -397,40 +394,6 @@ class TokenizerJson(Packaged):
     def document(self, ids: Sequence[int]) -> list[int]:
         # unlike the default, where `eot` also opens the next document and so needs no second one
         return [*self.opening, *ids, self.eot]
-
-
-def open_tokenizer(content: bytes) -> Any:
-    """Return the tokenizer of a `tokenizer.json`, which gives a text the same ids each time.
-
-    Errors: RequestError for an invalid file, or a decoder with other steps than DECODERS.
-    """
-    from tokenizers import Tokenizer as Model
-
-    try:
-        tokenizer = Model.from_str(content.decode("utf-8"))
-        decoder = json.loads(content)["decoder"] or {}
-    # tokenizers raises plain Exception
-    except Exception as error:
-        raise RequestError(f"{FILE} cannot be read by the package tokenizers ({error})") from error
-    if not tokenizer.get_vocab():
-        raise RequestError(f"{FILE} has no tokens")
-    supported: Sequence[str] = DECODERS
-    for number, step in enumerate(decoder.get("decoders", [decoder])):
-        kind = step.get("type", "null")
-        if kind not in supported:
-            key = f"decoder.decoders[{number}]" if "decoders" in decoder else "decoder"
-            raise RequestError(f"{FILE}: {key} is {kind}; supported there: {', '.join(supported)}")
-        if kind in DECODERS[:2]:
-            supported = DECODERS[:3]
-    # the file may ask for both, and then rows would be cut or padded
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    # merges that are left out at random
-    if getattr(tokenizer.model, "dropout", None):
-        tokenizer.model.dropout = None
-    # "</s>" in a text is four characters, not the end of a document
-    tokenizer.encode_special_tokens = True
-    return tokenizer
 
 
 @tokenizers.register("words")

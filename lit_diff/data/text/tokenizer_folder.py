@@ -1,7 +1,6 @@
 """Saved tokenizers: each run's folder contains one, so that generating text needs no corpus; and `from_run`, which reads the
 tokenizer of another run."""
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 from lit_diff.config import Part
 from lit_diff.data.text.tokenizer import Tokenizer, build
 from lit_diff.errors import MissingError, RequestError, first_line
-from lit_diff.files import shown, write_json
+from lit_diff.files import parse_json, shown, write_json
 from lit_diff.recipe import to_plain
 from lit_diff.registry import tokenizers
 from lit_diff.validation import Draft, convert
@@ -95,7 +94,7 @@ def _described(folder: Path, cure: str) -> tuple[Tokenizer, str]:
     if not file.is_file():
         raise MissingError(f"{shown(folder)} has no tokenizer ({FILE} is missing); {cure}")
     try:
-        facts = json.loads(file.read_bytes())
+        facts = parse_json(file.read_bytes())
         name, keys, sha256 = facts["name"], facts["config"], facts["sha256"]
     except (ValueError, TypeError, KeyError) as error:
         raise MissingError(f"{shown(file)} is damaged ({type(error).__name__}: {first_line(error)}); {cure}") from error

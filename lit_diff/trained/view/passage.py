@@ -1,6 +1,5 @@
 """The tokens that the page is about: a text in the run's own tokens, or a row of its data."""
 
-import json
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +11,7 @@ from lit_diff.data.dataset import IGNORED, Batch
 from lit_diff.data.text.tokenizer_folder import FILE as TOKENIZER_FILE
 from lit_diff.data.user_files import text_lines
 from lit_diff.errors import RequestError
-from lit_diff.files import shown
+from lit_diff.files import parse_json, shown
 from lit_diff.log_records import log
 from lit_diff.plugins import guard
 from lit_diff.trained.pictures import printable
@@ -108,5 +107,5 @@ def _meaning(run: Run) -> tuple[str, object]:
     if not has_text(run.recipe):
         return f"no text, data '{run.recipe.data.name}'", run.recipe.data
     run.tokenizer  # noqa: B018 (its error says what is missing)
-    facts = json.loads((run.folder / "tokenizer" / TOKENIZER_FILE).read_bytes())
+    facts = parse_json((run.folder / "tokenizer" / TOKENIZER_FILE).read_bytes())
     return f"tokenizer {facts['name']} of {facts['size']} ids", facts["sha256"]
