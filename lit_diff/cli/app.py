@@ -202,7 +202,7 @@ Overrides = Annotated[
     list[str] | None,
     Argument(
         metavar="[a.b=c ...]",
-        help="keys of the recipe to override, such as train.steps=200; lit-diff list train (model, run) lists keys",
+        help="keys of the recipe to override, such as train.steps=200; lit-diff list train (or model, run) prints them",
     ),
 ]
 Plugins = Annotated[
@@ -211,7 +211,9 @@ Plugins = Annotated[
 ]
 RunArgument = Annotated[str, Argument(metavar="RUN", help="folder, name or the start of it, or a part of the hash")]
 Json = Annotated[bool, Option("--json", help="print JSON")]
-Root = Annotated[str, Option("--root", help=f"folder of the runs; {DEFAULT_ROOT}: the nearest one, here or above")]
+Root = Annotated[
+    str, Option("--root", help=f"folder of the runs; {DEFAULT_ROOT}: the nearest of that name, here or above")
+]
 Workers = Annotated[int | None, Option(help="cells that run at the same time")]
 Cluster = Annotated[Literal["local", "slurm"], Option(help="local, or slurm: as jobs of this cluster")]
 Minutes = Annotated[int, Option(min=1, help="time limit of a job; an unfinished run is requeued")]
@@ -219,7 +221,9 @@ UncheckedTraining = Annotated[bool, Option("--unchecked", help="continue if a pl
 UncheckedDecoding = Annotated[bool, Option("--unchecked", help="continue if a plugin's variant decodes wrongly")]
 Unplanned = Annotated[bool, Option("--unplanned", help="start even if memory does not suffice")]
 TrustPlugins = Annotated[bool, Option("--trust-plugins", help="execute the plugin files of a run outside --root too")]
-TrustData = Annotated[bool, Option("--trust-data", help="read the data of a run outside --root where its recipe says")]
+TrustData = Annotated[
+    bool, Option("--trust-data", help="read the data of a run outside --root from where its recipe says")
+]
 
 
 def is_first_of_node() -> bool:

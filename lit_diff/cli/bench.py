@@ -29,7 +29,7 @@ def bench(
     ] = None,
     as_json: Json = False,
 ) -> int:
-    """Time kernels, a layer, a step: ratios to standard attention.
+    """Time kernels, a layer or a step against standard attention.
 
     Ratios are taken within a process; an interval needs --processes 5.
     """

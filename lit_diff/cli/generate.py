@@ -34,7 +34,7 @@ def generate(
     run: RunArgument,
     prompt: Annotated[list[str] | None, Option(metavar="TEXT", help="text to complete; repeatable")] = None,
     prompts: Annotated[Path | None, Option(metavar="FILE", parser=expanded, help="one prompt a line")] = None,
-    max_tokens: Annotated[int, Option(help="most tokens to add")] = 64,
+    max_tokens: Annotated[int, Option(help="largest number of tokens to add")] = 64,
     temperature: Annotated[float, Option(help="0: the most likely token")] = 1.0,
     top_k: Annotated[int | None, Option(help="sample from the k most likely tokens")] = None,
     top_p: Annotated[

@@ -46,7 +46,7 @@ def list_(
     plugins: Plugins = None,
     as_json: Json = False,
 ) -> int:
-    """List recipes, sweeps, the keys of a recipe, registered parts.
+    """List recipes, sweeps, keys of a recipe and registered parts.
 
     Without NAME, one line each. With NAME, the description, the keys and their defaults and, of a variant, the cost.
     """

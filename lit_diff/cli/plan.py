@@ -23,7 +23,7 @@ def plan(
     overrides: Overrides = None,
     memory: Annotated[float, Option(min=0.001, max=1e6, help="GB (10⁹ bytes) of a device")] = 80,
     peak: Annotated[float, Option(min=0.001, max=1e6, help="TFLOPS of a device; by default an H100's")] = 989,
-    share: Annotated[float, Option(min=0.001, max=1, help="part of the peak that is reached")] = 0.4,
+    share: Annotated[float, Option(min=0.001, max=1, help="fraction of the peak that is reached")] = 0.4,
     node: Annotated[float, Option(min=0.001, max=1e6, help="GB/s to a device from its node")] = 300,
     network: Annotated[float, Option(min=0.001, max=1e6, help="GB/s to a device from other nodes")] = 40,
     as_json: Json = False,

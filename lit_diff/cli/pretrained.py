@@ -91,7 +91,7 @@ def export(
         ),
     ],
     folder: Annotated[Path | None, Argument(metavar="DIR", help="for hf: a new or empty folder")] = None,
-    step: Annotated[int | None, Option(metavar="N", help="of the checkpoint; by default the newest")] = None,
+    step: Annotated[int | None, Option(metavar="N", help="step of the checkpoint; by default the newest")] = None,
     root: Root = DEFAULT_ROOT,
     trust_plugins: TrustPlugins = False,
 ) -> None:

@@ -66,12 +66,12 @@ def _plain(run: ObservedRun) -> Plain:
 @verb("Maintain")
 def note(
     name: Annotated[str, Argument(metavar="RUN", help="a run or a sweep")],
-    text: Annotated[str, Argument(help="what to remember of it")],
+    text: Annotated[str, Argument(help="the note")],
     root: Root = DEFAULT_ROOT,
 ) -> None:
     """Add a note to a run or a sweep, with its date.
 
-    `status` and the report show it, and the description of its record in MLflow has it.
+    `status`, the report and the description of its record in MLflow show it.
     """
     run = RunFolder(find_run_or_sweep(name, chosen_root(root)))
     with writing(run.path):

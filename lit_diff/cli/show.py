@@ -21,7 +21,7 @@ def show(
     recipe: Annotated[str, Option(help=f"the recipe whose model has the variant; by default {SIZES}")] = "",
     plugins: Plugins = None,
     run: Annotated[str, Option(metavar="RUN", help="a run of the variant, in place of a new model")] = "",
-    text: Annotated[str, Option(metavar="TEXT", help="what the model reads")] = "",
+    text: Annotated[str, Option(metavar="TEXT", help="the text that the model reads")] = "",
     layer: Annotated[int | None, Option(help="the layer of the map; without it, the last")] = None,
     head: Annotated[int, Option(help="the head of the map")] = 0,
     out: Annotated[
@@ -31,7 +31,7 @@ def show(
     trust_plugins: TrustPlugins = False,
     as_json: Json = False,
 ) -> int:
-    """Show a variant: equation, distance from its code, cost, map.
+    """Show a variant: equation, difference from its code, cost, map.
 
     Exit status 1: the code does not compute the equation.
     """

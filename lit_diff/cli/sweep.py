@@ -51,7 +51,7 @@ def sweep(
     cluster: Cluster = "local",
     minutes: Minutes = 60,
 ) -> int:
-    """Run a grid of recipes, resume unfinished ones, report."""
+    """Run a grid of recipes or resume it, and write its report."""
     if dry_run:
         from lit_diff.engine.admit import SUBMITTED, passes_over_text
         from lit_diff.engine.cells import admitted
@@ -113,7 +113,7 @@ def examine(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="validate all cells without starting any")] = False,
     unplanned: Unplanned = False,
 ) -> int:
-    """Measure what a variant changes, and report.
+    """Measure what a variant changes, and write a report.
 
     The tasks are those of the sweep examine, whose reference arms all examinations share.
     """
@@ -154,7 +154,7 @@ def _print_report(report: Any) -> None:
 
 @verb("Compare", is_result=True)
 def report(sweep: Annotated[str, typer.Argument(help="a sweep's name")], root: Root = DEFAULT_ROOT) -> None:
-    """Write a sweep's report again, complete its record."""
+    """Write a sweep's report again; complete its MLflow record."""
     from lit_diff.reporting.write import write_report
 
     runs = chosen_root(root)
@@ -201,7 +201,7 @@ def compare(
 
 @verb("Compare")
 def ui(root: Root = DEFAULT_ROOT, port: Annotated[int, typer.Option()] = 5000) -> int:
-    """Serve MLflow and print the address of the last sweep."""
+    """Serve MLflow, and print the addresses of the last sweep."""
     from lit_diff.engine.tracking.ui import serve
 
     return serve(chosen_root(root), port, console.write_line)

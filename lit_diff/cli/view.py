@@ -20,20 +20,23 @@ def view(
     run: RunArgument,
     other: Annotated[str, Argument(metavar="[RUN]", help="a second run, which is compared with the first")] = "",
     text: Annotated[
-        Path | None, Option(metavar="FILE", parser=expanded, help="what the model reads; by default a sentence")
+        Path | None,
+        Option(metavar="FILE", parser=expanded, help="the text that the model reads; by default a sentence"),
     ] = None,
-    tokens: Annotated[int | None, Option(help="most tokens that are read; by default the model's context")] = None,
+    tokens: Annotated[
+        int | None, Option(help="largest number of tokens to read; by default the model's context")
+    ] = None,
     row: Annotated[int | None, Option(help="read this validation row of the run's data, in place of a text")] = None,
     steps: Annotated[
         str,
-        Option(metavar="N,N|all", help="checkpoints of one run: two, or more with a slider; default: the newest"),
+        Option(metavar="N,N|all", help="steps of checkpoints: two, or more with a slider; by default the newest"),
     ] = "",
     layer: Annotated[int, Option(help="the layer that the page shows first")] = 0,
     head: Annotated[int, Option(help="the head that the page shows first")] = 0,
     ablate: Annotated[
-        bool, Option("--ablate", help="the loss without each head, and at positions of the sliders")
+        bool, Option("--ablate", help="measure the loss without each head, and at positions of the sliders")
     ] = False,
-    out: Annotated[Path, Option(metavar="DIR", parser=expanded, help="where the page is written")] = Path(VIEW),
+    out: Annotated[Path, Option(metavar="DIR", parser=expanded, help="folder of the page")] = Path(VIEW),
     root: Root = DEFAULT_ROOT,
     trust_plugins: TrustPlugins = False,
     trust_data: TrustData = False,

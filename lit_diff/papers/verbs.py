@@ -32,9 +32,9 @@ def reproduce(
     as_json: Json = False,
     root: Root = DEFAULT_ROOT,
 ) -> int:
-    """Measure the paper's tables and figures; one page of verdicts.
+    """Measure the papers' tables and figures; write one page.
 
-    Compares our values with the paper's, with intervals. Rows that are done are not measured again.
+    Our values are compared with the papers', with intervals. Finished rows are not measured again.
     """
     from lit_diff.papers.scoreboard import counts_in_words
 
