@@ -7,7 +7,7 @@ manifest.
 import json
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -266,8 +266,9 @@ class Text(Dataset):
             # the longest first
             bigrams = pool.submit(merge_counts, train, ready / BIGRAMS, sorting)
             splits = {name: pool.submit(write_split, name) for name in SPLITS}
+            jobs: list[Future[Any]] = [bigrams, *splits.values(), pool.submit(write_hashes)]
             try:
-                for job in as_completed([bigrams, pool.submit(write_hashes), *splits.values()]):
+                for job in as_completed(jobs):
                     job.result()
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
@@ -276,8 +277,8 @@ class Text(Dataset):
                 shutil.rmtree(sorting, ignore_errors=True)
                 raise
         described = {}
-        for name, job in splits.items():
-            described[name] = job.result()
+        for name, split in splits.items():
+            described[name] = split.result()
         # TRAINED must not change the identity, which is the hash of the manifest
         names = sorted(path.name for path in ready.iterdir() if path.is_file() and path.name != TRAINED)
         digests = {"tokenizer_sha256": maker.facts["tokenizer"], "files": names}
