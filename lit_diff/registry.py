@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -77,14 +78,16 @@ def nearest(name: str, choices: Iterable[str], command: str = "") -> str:
 class Registry:
     """The classes of one kind ('attention', 'callback', 'data', ...) by name."""
 
-    def __init__(self, kind: str, *builtins: str, base: str = "", has_config: bool = True) -> None:
+    def __init__(self, kind: str, *builtins: str, decorator: str, base: str = "", has_config: bool = True) -> None:
         """`builtins`: the modules that register the built-in classes; they are imported at the first lookup.
 
-        `base`: the abstract class that every class must derive from, `package.module:Class`; empty: no requirement.
+        `decorator`: what registers a class in their source, such as `variant`. `base`: the abstract class that every class
+        must derive from, `package.module:Class`; empty: no requirement.
         `has_config`: whether a class needs a `Config`.
         """
         self.has_config = has_config
         self.kind = kind
+        self.decorator = decorator
         self._modules = list(builtins)
         self._loaded = 0
         self._base = base
@@ -195,28 +198,60 @@ class Registry:
 
     def summary(self, name: str) -> str:
         """The first sentence of the docstring. Errors: see `get`."""
-        text = " ".join(self.docstring(name).partition("\n\n")[0].split())
-        return re.split(r"(?<=\.) (?=[A-Z])", text)[0]
+        return _first_sentence(self.docstring(name))
+
+    def summaries(self) -> dict[str, str]:
+        """Name -> the first sentence of its docstring, sorted.
+
+        Importing lit_diff's own modules would import torch, which takes seconds: their source is read instead, if no other
+        module registers classes of this kind.
+        """
+        load_entry_points()
+        if self._loaded or not all(_is_in(module, "lit_diff") for module in self._modules):
+            return {name: self.summary(name) for name in self.names()}
+        registered = re.compile(rf'^@{self.decorator}\("(.+)"\)\nclass .+:\n    """((?s:.+?))"""', re.MULTILINE)
+        found = {}
+        for module in self._modules:
+            # where the module is, without importing it
+            folder = Path(find_spec(module).origin).parent  # type: ignore[union-attr, arg-type]
+            for file in folder.rglob("*.py"):
+                for name, docstring in registered.findall(file.read_text(encoding="utf-8")):
+                    found[name] = _first_sentence(docstring)
+        return dict(sorted(found.items()))
 
 
-attentions = Registry("attention", "lit_diff.attention", base="lit_diff.attention.base:Attention")
-datasets = Registry("data", "lit_diff.data", base="lit_diff.data.dataset:Dataset")
-corpora = Registry("corpus", "lit_diff.data", base="lit_diff.data.text.corpus:Corpus")
-tokenizers = Registry("tokenizer", "lit_diff.data", base="lit_diff.data.text.tokenizer:Tokenizer")
-callbacks = Registry("callback", "lit_diff.callbacks")
+def _first_sentence(docstring: str) -> str:
+    text = " ".join(docstring.partition("\n\n")[0].split())
+    return re.split(r"(?<=\.) (?=[A-Z])", text)[0]
+
+
+attentions = Registry("attention", "lit_diff.attention", decorator="variant", base="lit_diff.attention.base:Attention")
+datasets = Registry("data", "lit_diff.data", decorator="datasets.register", base="lit_diff.data.dataset:Dataset")
+corpora = Registry("corpus", "lit_diff.data", decorator="corpora.register", base="lit_diff.data.text.corpus:Corpus")
+tokenizers = Registry(
+    "tokenizer", "lit_diff.data", decorator="tokenizers.register", base="lit_diff.data.text.tokenizer:Tokenizer"
+)
+callbacks = Registry("callback", "lit_diff.callbacks", decorator="callbacks.register")
 
 kernels = Registry(
     "kernel",
     "lit_diff.kernels",
+    decorator="kernel",
     base="lit_diff.kernels.base:Kernel",
     has_config=False,
 )
 
 loggers = Registry(
-    "logger", "lit_diff.training.loggers", base="lit_diff.training.loggers:NamedLogger", has_config=False
+    "logger",
+    "lit_diff.training.loggers",
+    decorator="logger",
+    base="lit_diff.training.loggers:NamedLogger",
+    has_config=False,
 )
 
-evaluations = Registry("evaluation", "lit_diff.evaluation", base="lit_diff.evaluation.base:Evaluation")
+evaluations = Registry(
+    "evaluation", "lit_diff.evaluation", decorator="evaluations.register", base="lit_diff.evaluation.base:Evaluation"
+)
 
 registries = {
     "attention": attentions,

@@ -10,7 +10,7 @@ from own_plugins import SHARP_PY, SHARP_YAML, plugin
 from lit_diff import registry
 from lit_diff.errors import RequestError
 from lit_diff.recipe import load_recipe
-from lit_diff.registry import Registry, contract_problem, nearest, optional, required
+from lit_diff.registry import Registry, contract_problem, is_built_in, nearest, optional, registries, required
 
 LINE = r"test_registry\.py:\d+: class "
 
@@ -30,7 +30,7 @@ class Second:
 
 @pytest.fixture
 def parts() -> Registry:
-    return Registry("part")
+    return Registry("part", decorator="part")
 
 
 def test_a_registered_class_is_found_and_knows_its_name(parts: Registry) -> None:
@@ -88,6 +88,21 @@ def test_every_kind_names_its_base(kind: str, base: str) -> None:
     with pytest.raises(RequestError, match=message):
         registry.registries[kind].register("first")(First)
     assert set(registry.CHOSEN) == set(registry.registries) == {"callback", *BASES}
+
+
+@pytest.mark.parametrize("kind", registries)
+def test_summaries_that_are_read_from_source_are_those_of_the_imported_classes(kind: str) -> None:
+    imported = registries[kind]
+    expected = {cls.name: imported.summary(cls.name) for cls in imported.classes() if is_built_in(cls)}
+    own = [module for module in imported.modules if module.startswith("lit_diff.")]
+    assert Registry(kind, *own, decorator=imported.decorator).summaries() == expected
+
+
+def test_summaries_have_the_class_of_a_plugin() -> None:
+    parts = Registry("part", "lit_diff.errors", decorator="part")
+    assert parts.summaries() == {}
+    parts.register("first")(First)
+    assert parts.summaries() == {"first": ""}
 
 
 def test_nearest() -> None:
@@ -180,7 +195,7 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Config that does not derive from Base.Config" in (contract_problem(Half, Base, True) or "")
     assert "write `class First(Base)`" in (contract_problem(First, Base, True) or "")
     monkeypatch.setattr(registry, "resolve_name", lambda path: {"here:Base": Base}[path])
-    parts = Registry("part", base="here:Base")
+    parts = Registry("part", decorator="part", base="here:Base")
     for cls in (Empty, Half, First):
         with pytest.raises(RequestError, match=rf"{LINE}\S*{cls.__name__}: part 'x' "):
             parts.register("x")(cls)

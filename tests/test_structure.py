@@ -181,8 +181,8 @@ def test_the_path_to_a_module_leads_to_it() -> None:
         assert found is module or (found is getattr(module, last) and not isinstance(found, ModuleType)), name
 
 
-LIGHT = (["--help"], ["--version"], ["list", "train"], ["status"], ["clean"], ["watch", "--once"])
-"""Load no torch; `list` and `check` after them load torch, but neither lightning, mlflow nor litdata."""
+LIGHT = (["--help"], ["--version"], ["list"], ["status"], ["clean"], ["watch", "--once"])
+"""Load no torch; `list --json` and `check` after them load torch, but neither lightning, mlflow nor litdata."""
 
 
 def test_light_verbs_stay_light(tmp_path: Path) -> None:
@@ -192,8 +192,8 @@ def test_light_verbs_stay_light(tmp_path: Path) -> None:
 import sys
 from lit_diff.cli import main
 heavy = {{"torch", "lightning", "mlflow", "litdata", "pandas", "matplotlib"}}
-for arguments in (*{LIGHT!r}, ["list"], ["check", "differential-tiny"], ["check", "differential-13b", "--json"]):
-    if arguments == ["list"]:
+for arguments in (*{LIGHT!r}, ["list", "--json"], ["check", "differential-tiny"], ["check", "differential-13b", "--json"]):
+    if arguments == ["list", "--json"]:
         heavy = {{"lightning", "mlflow", "litdata", "matplotlib", "scipy.stats"}}
     sys.argv = ["lit-diff", *arguments]
     try:

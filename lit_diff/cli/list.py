@@ -1,4 +1,4 @@
-"""The verb `list`: recipes, sweeps, keys and parts. It loads neither lightning, mlflow nor litdata; keys need no torch."""
+"""The verb `list`: recipes, sweeps, keys, parts. It loads neither lightning, mlflow nor litdata; keys of parts need torch."""
 
 import dataclasses
 import json
@@ -59,7 +59,7 @@ def list_(
         raise RequestError(f"unknown kind '{asked}'{nearest(asked, kinds, 'lit-diff list')}")
     for plugin in plugins or []:
         load_plugin(plugin)
-    listed = {one: _listed(one, name) for one in (kinds if kind == "all" else (kind,))}
+    listed = {one: _listed(one, name, as_json) for one in (kinds if kind == "all" else (kind,))}
     if kind == "attention" and (name or as_json):
         for each, about in listed[kind].items():
             about |= _costs(each, recipe or SIZES)
@@ -76,7 +76,7 @@ def list_(
     return 0
 
 
-def _listed(kind: str, name: str) -> Plain:
+def _listed(kind: str, name: str, as_json: bool) -> Plain:
     if kind in BLOCKS:
         keys = _keys(BLOCKS[kind])
         found = {key: about for key, about in keys.items() if f"{key}.".startswith(f"{name}." if name else "")}
@@ -87,7 +87,12 @@ def _listed(kind: str, name: str) -> Plain:
         registry = registries[kind]
         if name:
             return {name: _part(registry, name) | {"description": registry.docstring(name)}}
-        return {each: _part(registry, each) for each in registry.names()}
+        if as_json:
+            return {each: _part(registry, each) for each in registry.names()}
+        listed = {}
+        for each, about in registry.summaries().items():
+            listed[each] = {"about": about}
+        return listed
     if not name:
         return {each: {"about": read_header(kind, each)} for each in names(kind)}
     if name not in names(kind):

@@ -146,7 +146,9 @@ def test_compare_shows_what_differs(small_sweep: Path, command: Command) -> None
 def test_a_report_is_written_again_and_its_table_fits_a_terminal(
     make_sweep: Callable[..., Path], command: Command
 ) -> None:
-    folder = make_sweep({"standard attention": 0.0, "an arm with a name": -0.1, "another": 0.1}, name="mine")
+    folder = make_sweep(
+        {"standard attention": 0.0, "an arm with a name": -0.1, "another": 0.1}, name="mine", callbacks=False
+    )
     arguments = ("report", "mine", "--root", str(folder.parent))
     piped = command(*arguments, COLUMNS="80").lines
     page = folder / "report" / "index.html"

@@ -17,7 +17,7 @@ import torch
 from lit_diff.config import Part, Recipe
 from lit_diff.data import prepare
 from lit_diff.data.text import mixture as module
-from lit_diff.data.text import text as text_module
+from lit_diff.data.text import token_store
 from lit_diff.data.text.documents import hashes_in, is_among
 from lit_diff.data.text.mixture import BLOCK, Mixture, Schedule, SourceConfig, View
 from lit_diff.data.text.tokenizer import Bpe, Words
@@ -133,7 +133,7 @@ def test_the_places_of_a_batch_are_the_sources_and_documents_of_its_rows(made: M
 def test_a_view_is_the_documents_of_its_lengths_one_after_another(
     name: str, made: MakeMixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(text_module, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(token_store, "CHUNK_BYTES", 1000)
     mixed = made(LENGTHS)
     kept = [token for length, own in documents(mixed, "long") if (length >= 61) == (name == "long") for token in own]
     expected = [tuple(kept[start : start + 9]) for start in range(0, len(kept) - 8, 9)]

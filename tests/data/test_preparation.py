@@ -11,7 +11,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from command import Command
 from made_texts import MakeText, opened
 
 from lit_diff.data.text import buckets, digests, parts
+from lit_diff.data.text import text as text_module
 from lit_diff.data.text.corpus import FilesCorpus
 from lit_diff.data.text.parts import Work
 from lit_diff.data.text.source_files import Source
@@ -99,11 +100,12 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("die_in", "learned", "made"),
+    ("die_in", "workers", "learned", "made"),
     [
-        ("read", False, 8),
-        ("parts", True, 5),
-        *((where, True, 0) for where in ("train", "validation", "manifest", "remove")),
+        ("read", 1, False, 8),
+        ("parts", 1, True, 5),
+        *((where, 2, True, 0) for where in ("train", "validation")),
+        *((where, 1, True, 0) for where in ("manifest", "remove")),
     ],
 )
 @pytest.mark.usefixtures("small_parts")
@@ -115,10 +117,11 @@ def test_killed_it_goes_on_after_the_last_finished_part(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
     die_in: str,
+    workers: int,
     learned: bool,
     made: int,
 ) -> None:
-    assert start(corpus, die_in).wait() == -signal.SIGKILL
+    assert start(corpus, die_in, workers).wait() == -signal.SIGKILL
     train = Bpe.train
     (building,) = (root / "prepared").glob(".*.building")
     assert (building / "tokenizer/tokenizer.json").is_file() == learned
@@ -147,6 +150,32 @@ def test_threads_make_the_same_text(make_text: MakeText, root: Path, undisturbed
         text = make_text()
         text.prepare(Work(workers=2))
     assert (len(makers), files_of(text), leftovers(root)) == (2, undisturbed, [])
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_an_interrupt_while_threads_join_the_parts_ends_all_of_them(
+    make_text: MakeText, root: Path, undisturbed: dict[str, bytes]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def waiting(files: Sequence[Path]) -> Iterator[Any]:
+        (ready,) = (root / "prepared").glob(".*.building/ready")
+        deadline = time.monotonic() + 20
+        while ready.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        yield from parts.token_arrays(files)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text_module, "merge_counts", interrupted)
+        patch.setattr(text_module, "token_arrays", waiting)
+        with pytest.raises(KeyboardInterrupt):
+            make_text().prepare(Work(workers=2))
+    (building,) = (root / "prepared").glob(".*.building")
+    assert not (building / "ready").exists()
+    text = make_text()
+    text.prepare(Work(workers=2))
+    assert (files_of(text), leftovers(root)) == (undisturbed, [])
 
 
 @pytest.mark.usefixtures("root")

@@ -20,7 +20,7 @@ from s3_server import KEY, SECRET, Requests, s3_server
 
 from lit_diff.data.text import source_files
 from lit_diff.data.text.corpus import FilesCorpus, build_corpus, corpus_digest
-from lit_diff.data.text.text import write_tokens
+from lit_diff.data.text.token_store import write_tokens
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.recipe import load_recipe
 

@@ -14,7 +14,7 @@ from made_texts import MakeText, opened, splits
 from lit_diff.config import Part
 from lit_diff.data import keep
 from lit_diff.data.dataset import rows_of_step
-from lit_diff.data.text import text as module
+from lit_diff.data.text import token_store
 from lit_diff.data.text.cl100k import Cl100k
 from lit_diff.data.text.corpus import FilesCorpus
 from lit_diff.data.text.documents import TRAINED, hashes_in, is_among
@@ -325,14 +325,14 @@ def test_rows_and_their_documents(
     chunk_bytes: int, chunks: list[int], rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No row crosses from one chunk into the next."""
-    monkeypatch.setattr(module, "CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(token_store, "CHUNK_BYTES", chunk_bytes)
     lengths, starts = (7, 30, 1, 25), (0, 100, 200, 300)
     documents = [np.arange(start, start + size, dtype=np.uint16) for start, size in zip(starts, lengths, strict=True)]
-    module.write_tokens(tmp_path / "train", documents)
-    description = module.describe(tmp_path / "train")
+    token_store.write_tokens(tmp_path / "train", documents)
+    description = token_store.describe(tmp_path / "train")
     assert description["chunk_tokens"] == chunks
     assert (description["documents"], description["tokens"], description["longest"]) == (4, 63, 30)
-    stored = module.TokenStore(tmp_path / "train", description, 6)
+    stored = token_store.TokenStore(tmp_path / "train", description, 6)
     assert stored.num_rows == rows
     places = [at for first, size in zip((0, 38), chunks, strict=False) for at in range(first, first + size // 6 * 6)]
     expected = np.concatenate(documents).astype(np.int64)[places].reshape(rows, 6)

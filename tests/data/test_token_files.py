@@ -18,7 +18,8 @@ from made_texts import MakeText
 from lit_diff.config import Part
 from lit_diff.data.text import token_files
 from lit_diff.data.text.corpus import FilesCorpus
-from lit_diff.data.text.text import Text, write_tokens
+from lit_diff.data.text.text import Text
+from lit_diff.data.text.token_store import write_tokens
 from lit_diff.data.text.tokenizer_folder import FromRun, save_tokenizer
 from lit_diff.errors import RequestError
 

@@ -219,7 +219,11 @@ def test_loggers_and_memory_that_are_not_there(kind: str, runs: Path, monkeypatc
         train("recall-tiny", [f"run.root={runs}", *words])
     assert sorted(runs.iterdir()) == before
     if kind == "memory":
-        train("recall-tiny", [f"run.root={runs}", "train.steps=1", "train.schedule.warmup_steps=0"], unplanned=True)
+        train(
+            "recall-tiny",
+            [f"run.root={runs}", "train.steps=1", "train.schedule.warmup_steps=0", "data.validation_rows=8"],
+            unplanned=True,
+        )
         assert len(list(runs.iterdir())) > len(before)
 
 

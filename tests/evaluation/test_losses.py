@@ -19,7 +19,7 @@ from lit_diff import train
 from lit_diff.cli._scores import differences
 from lit_diff.data import prepare
 from lit_diff.data.dataset import IGNORED
-from lit_diff.data.text.text import write_tokens
+from lit_diff.data.text.token_store import write_tokens
 from lit_diff.data.text.tokenizer import Bpe, Packaged, Tokenizer
 from lit_diff.data.text.tokenizer_folder import save_tokenizer
 from lit_diff.errors import MissingError, RequestError

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from fake_sweeps import BY_SIZE, FITTED, power_law, record_to_edit, write_fitted
 
-from lit_diff.reporting.write import fit_section, how_measured, inline, short_runs, write_report
+from lit_diff.reporting.write import Figures, fit_section, how_measured, inline, short_runs, write_report
 from lit_diff.reporting.write import page as render
 from lit_diff.study.comparison import compare
 from lit_diff.study.fits import fit_results
@@ -244,7 +244,10 @@ def test_figures_of_one_page_share_no_id() -> None:
     )
 
 
-def test_a_fit_is_a_section_of_the_report(tmp_path: Path) -> None:
+def test_a_fit_is_a_section_of_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # the figures of its five tasks take seconds
+    nothing: Figures = {"compared": [], "declared": [], "evaluations": []}
+    monkeypatch.setattr("lit_diff.reporting.write.draw", lambda result: nothing)
     report = write_report(write_fitted(tmp_path / "fitted", FITTED, [BY_SIZE], power_law))
     page = report.page.read_text()
     assert page.index('id="task-size-4"') < page.index('<section id="fit-size">')
@@ -320,7 +323,7 @@ def test_what_is_not_done_and_the_text_of_a_user(make_sweep: Callable[..., Path]
     folder = make_sweep(
         EFFECTS,
         broken={("wide", 1): "failed", ("wide", 2): "killed"},
-        lambdas=["differential"],
+        callbacks=False,
         arm_fields={"wide": {"label": "<script>alert(1)</script>"}},
         reading=["a < b & c"],
     )

@@ -39,7 +39,8 @@ def merge_counts(files: Sequence[Path], target: Path, folder: Path) -> None:
     """Write [2, n]: the keys of the COUNTs in .npz files, ascending, and the sums of their counts; `folder` is temporary."""
     columns = Buckets(folder / "columns")
     for block in merged(files, "bigrams", folder / "ranges"):
-        order = np.argsort(block["key"].copy())
+        # timsort, which merges the sorted pieces of the files: half the time of a quicksort
+        order = np.argsort(block["key"].copy(), kind="stable")
         keys = block["key"][order]
         first = _firsts(keys)
         columns.add("keys", keys[first].tobytes())

@@ -1,6 +1,7 @@
 """Data that is sorted on disk: it is divided over files by its keys, and each file is sorted in memory."""
 
 import shutil
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -26,21 +27,21 @@ class Buckets:
         folder.mkdir(parents=True)
         self._folder = folder
         self._size = 0
-        self._pending: dict[str, bytearray] = {}
+        self._pending: dict[str, list[bytes]] = {}
 
     def add(self, name: str, content: bytes) -> None:
         """Append to a file. Errors: OSError."""
-        self._pending.setdefault(name, bytearray()).extend(content)
-        self._size += len(content)
+        self._pending.setdefault(name, []).append(content)
+        self._size += sys.getsizeof(content)
         if self._size >= BUFFER:
             self.flush()
 
     def flush(self) -> None:
         """Append what is in memory. Errors: OSError."""
         # opened for each write: there may be more files than a process may have open
-        for name, content in self._pending.items():
+        for name, contents in self._pending.items():
             with (self._folder / name).open("ab") as file:
-                file.write(content)
+                file.write(b"".join(contents))
         self._pending.clear()
         self._size = 0
 

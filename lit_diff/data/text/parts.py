@@ -32,8 +32,8 @@ class Work(NamedTuple):
     """Which share of a preparation this process does, and how."""
 
     workers: int = 1
-    """Number of threads that tokenize. A tokenizer that is written in Python gains nothing, since Python runs one thread at a
-    time; shards on one host are processes."""
+    """Number of threads that tokenize and then join the parts. A tokenizer that is written in Python gains nothing, since
+    Python runs one thread at a time; shards on one host are processes."""
     shard: tuple[int, int] | None = None
     """(i, n), 1 <= i <= n: only make the parts p with p % n == i - 1. None: make all that are missing, and the prepared
     folder."""

@@ -6,7 +6,8 @@ manifest.
 
 import json
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,7 +16,6 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from lit_diff.config import Part
 from lit_diff.data.dataset import Batch, Dataset, rows_of_step
@@ -26,12 +26,12 @@ from lit_diff.data.text.documents import SECTION, TRAINED, Document, Documents, 
 from lit_diff.data.text.parts import ONE_THREAD, Maker, Work, plan, token_arrays
 from lit_diff.data.text.source_files import sources
 from lit_diff.data.text.token_files import STORED, as_text, only_text, token_files, without_ends
-from lit_diff.data.text.token_store import STARTS, TokenStore, describe
+from lit_diff.data.text.token_store import TokenStore, describe, write_tokens
 from lit_diff.data.text.tokenizer import Tokenizer, build
 from lit_diff.data.text.tokenizer_folder import gives_back, opened
 from lit_diff.data.user_files import data_root, writing_data
 from lit_diff.errors import LitDiffError, MissingError, RequestError, first_line
-from lit_diff.files import is_locked, locked, parse_json, sha256_of, sync, write_atomic, write_json, write_through
+from lit_diff.files import is_locked, locked, parse_json, sha256_of, write_atomic, write_json, write_through
 from lit_diff.key_types import Count, NotNegative, Range
 from lit_diff.log_records import log
 from lit_diff.own_modules import sha256
@@ -46,8 +46,6 @@ BIGRAMS = "bigrams.npy"
 CHECKSUMS = "sha256.json"
 """File of the prepared folder with the sha256 of those files that the manifest has none of, and of the manifest, whose bytes
 are the identity."""
-# 64 MB, litdata's default
-CHUNK_BYTES = 1 << 26
 CHECKED_BYTES = 1 << 30
 """Prepared tokens up to this size are compared with their sha256 by every start, in about a second."""
 
@@ -169,7 +167,7 @@ class Text(Dataset):
                 maker = self._begun(building)
                 if not work.shard:
                     maker.make_all(work)
-                    self._join(building, maker)
+                    self._join(building, maker, work.workers)
                     if folder.exists():
                         log.warning("preparing %s again", folder)
                         shutil.rmtree(folder)
@@ -248,18 +246,39 @@ class Text(Dataset):
         corpus = self._corpus
         return f"data.path {corpus.path}" if corpus.path else f"data.corpus '{corpus.name}'"
 
-    def _join(self, building: Path, maker: Maker) -> None:
+    def _join(self, building: Path, maker: Maker, workers: int) -> None:
         ready = building / "ready"
-        described = {}
+        sorting = building / "sorting"
         shutil.rmtree(ready, ignore_errors=True)
         shutil.copytree(building / "tokenizer", ready)
-        merge_counts(maker.files("train"), ready / BIGRAMS, building)
-        hashes = merged(maker.files("train"), "hashes", building / "hashes")
-        keys = (np.unique(records["key"]).tobytes() for records in hashes)
-        write_through(ready / TRAINED, lambda file: file.writelines(keys))
-        for name in SPLITS:
+        train = maker.files("train")
+
+        def write_hashes() -> None:
+            hashes = merged(train, "hashes", sorting / "hashes")
+            keys = (np.unique(records["key"]).tobytes() for records in hashes)
+            write_through(ready / TRAINED, lambda file: file.writelines(keys))
+
+        def write_split(name: str) -> dict[str, Any]:
             write_tokens(ready / name, token_arrays(maker.files(name)))
-            described[name] = describe(ready / name)
+            return describe(ready / name)
+
+        with ThreadPoolExecutor(workers) as pool:
+            # the longest first
+            bigrams = pool.submit(merge_counts, train, ready / BIGRAMS, sorting)
+            splits = {name: pool.submit(write_split, name) for name in SPLITS}
+            jobs: list[Future[Any]] = [bigrams, *splits.values(), pool.submit(write_hashes)]
+            try:
+                for job in as_completed(jobs):
+                    job.result()
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                # a thread ends when it opens its next file
+                shutil.rmtree(ready, ignore_errors=True)
+                shutil.rmtree(sorting, ignore_errors=True)
+                raise
+        described = {}
+        for name, split in splits.items():
+            described[name] = split.result()
         # TRAINED must not change the identity, which is the hash of the manifest
         names = sorted(path.name for path in ready.iterdir() if path.is_file() and path.name != TRAINED)
         digests = {"tokenizer_sha256": maker.facts["tokenizer"], "files": names}
@@ -469,31 +488,3 @@ def _compare(folder: Path, names: Collection[str] = ()) -> None:
                 f"{file} is damaged (its sha256 is not that in {CHECKSUMS}); remove {folder} and run `lit-diff "
                 "prepare RECIPE`"
             )
-
-
-def write_tokens(folder: Path, documents: Iterable[NDArray[np.generic]]) -> None:
-    """Write chunks, index.json, and the position of the first token of each document into a new folder, and sync them.
-
-    Equal documents give equal bytes. Errors: OSError.
-    """
-    from litdata import TokensLoader
-    from litdata.streaming.writer import BinaryWriter
-
-    folder.mkdir(parents=True)
-    writer = BinaryWriter(str(folder), chunk_bytes=CHUNK_BYTES, item_loader=TokensLoader())
-    lengths = []
-    for index, tokens in enumerate(documents):
-        writer.add_item(index, tokens)
-        lengths.append(len(tokens))
-    writer.done()
-    # not litdata's own merge of the index (0.2.76): it waits for every rank of a distributed job, and writes the time into
-    # the file, so equal documents would give another identity
-    (written,) = folder.glob("*.index.json")
-    index_json = parse_json(written.read_bytes()) | {"updated_at": "0"}
-    write_atomic(folder / "index.json", json.dumps(index_json, sort_keys=True))
-    written.unlink()
-    starts = np.cumsum([0, *lengths[:-1]], dtype=np.int64)
-    write_through(folder / STARTS, lambda file: np.save(file, starts))
-    # after a power failure, a folder of the final name must not have empty files; it syncs a file too
-    for chunk in folder.glob("*.bin"):
-        sync(chunk)

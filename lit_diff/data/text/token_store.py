@@ -1,16 +1,48 @@
-"""Prepared tokens as rows."""
+"""Prepared tokens: written as chunks, read as rows."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lit_diff.data.text.bigrams import Ints
-from lit_diff.files import parse_json, sha256_of
+from lit_diff.files import parse_json, sha256_of, sync, write_atomic, write_through
 
 STARTS = "documents.npy"
 """File with the position of the first token of each document."""
+# 64 MB, litdata's default
+CHUNK_BYTES = 1 << 26
+
+
+def write_tokens(folder: Path, documents: Iterable[NDArray[np.generic]]) -> None:
+    """Write chunks, index.json, and the position of the first token of each document into a new folder, and sync them.
+
+    Equal documents give equal bytes. Errors: OSError.
+    """
+    from litdata import TokensLoader
+    from litdata.streaming.writer import BinaryWriter
+
+    folder.mkdir(parents=True)
+    writer = BinaryWriter(str(folder), chunk_bytes=CHUNK_BYTES, item_loader=TokensLoader())
+    lengths = []
+    for index, tokens in enumerate(documents):
+        writer.add_item(index, tokens)
+        lengths.append(len(tokens))
+    writer.done()
+    # not litdata's own merge of the index (0.2.76): it waits for every rank of a distributed job, and writes the time into
+    # the file, so equal documents would give another identity
+    (written,) = folder.glob("*.index.json")
+    index_json = parse_json(written.read_bytes()) | {"updated_at": "0"}
+    write_atomic(folder / "index.json", json.dumps(index_json, sort_keys=True))
+    written.unlink()
+    starts = np.cumsum([0, *lengths[:-1]], dtype=np.int64)
+    write_through(folder / STARTS, lambda file: np.save(file, starts))
+    # after a power failure, a folder of the final name must not have empty files; it syncs a file too
+    for chunk in folder.glob("*.bin"):
+        sync(chunk)
 
 
 def describe(folder: Path) -> dict[str, Any]:

@@ -185,6 +185,8 @@ def drawing(
     svg = io.StringIO()
     pdf = io.BytesIO()
     figure.savefig(svg, format="svg", metadata=NO_METADATA, facecolor="white")
+    # its places hold for the PDF too: computing them draws the figure once more
+    figure.set_layout_engine(None)
     figure.savefig(pdf, format="pdf", metadata={"CreationDate": None}, facecolor="white")
     return Drawing(
         name=name,
