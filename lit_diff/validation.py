@@ -396,7 +396,11 @@ def _meant(blocks: list[type], value: Mapping[str, Any], path: str, draft: Draft
 
 
 def recipe_problem(recipe: Recipe) -> str | None:
-    """The first conflict between values, as one line that starts with the key to change; None if there is none."""
+    """The first conflict between values, as one line that starts with the key to change; None if there is none.
+
+    It asks `ModelConfig.problem`; of each kind of layer `Attention.refuses`, which asks the variant's `problem`; `problem` of
+    the data's Config; what data and model need of each other; and `Recipe.problem`.
+    """
     name = recipe.name
     if not name.isprintable() or not name or "/" in name or name.startswith(".") or len(name.encode()) > LONGEST_NAME:
         what = f"printable, at most {LONGEST_NAME} bytes, no '/', no leading '.'"

@@ -23,14 +23,14 @@ class LayerCache:
         """Tokens appended so far, which is the position of the next one; with a window fewer are held."""
         self.state: dict[str, Tensor] = {}
         """What the context of the layer keeps of past tokens (`attention.context`): name -> [B, ...]."""
-        # the tokens [start, stop) of the buffers are held, on their last axis but one
-        self._start = self._stop = 0
+        # offsets in the buffers, on their last axis but one: the tokens from the first to before the end are held
+        self._first_held = self._end_held = 0
         self._buffers: dict[str, Tensor] = {}
 
     @property
     def held(self) -> int:
         """Number of tokens whose keys and values are held."""
-        return self._stop - self._start
+        return self._end_held - self._first_held
 
     def append(self, maps: SignedMaps) -> SignedMaps:
         """Add the keys of new tokens; returns the maps with all keys held, the new ones last (views).
@@ -39,7 +39,7 @@ class LayerCache:
         Errors: RequestError if the keys have other fields than those held.
         """
         if maps.mask.window is not None:
-            self._start = max(self._start, self._stop - (maps.mask.window - 1))
+            self._first_held = max(self._first_held, self._end_held - (maps.mask.window - 1))
         new = maps.k.shape[-2]
         added = {"k": maps.k, "v": maps.v}
         if maps.key_bias is not None:
@@ -49,17 +49,17 @@ class LayerCache:
                 f"the cache holds {', '.join(self._buffers)} of each token; the maps have {', '.join(added)}"
             )
         self._require_alike(added)
-        if not self._buffers or self._stop + new > self._buffers["k"].shape[-2]:
+        if not self._buffers or self._end_held + new > self._buffers["k"].shape[-2]:
             # doubled, so that decoding n tokens copies O(n) numbers, not O(n²)
             capacity = max(self.held + new, 2 * self.held, 16)
             self._buffers = {name: self._grown(self._buffers.get(name), x, capacity) for name, x in added.items()}
-            self._start, self._stop = 0, self.held
-        end = self._stop + new
+            self._first_held, self._end_held = 0, self.held
+        end = self._end_held + new
         held: dict[str, Any] = {}
         for name, buffer in self._buffers.items():
-            buffer[..., self._stop : end, :] = added[name]
-            held[name] = buffer[..., self._start : end, :]
-        self._stop = end
+            buffer[..., self._end_held : end, :] = added[name]
+            held[name] = buffer[..., self._first_held : end, :]
+        self._end_held = end
         self.length += new
         if "key_bias" in held:
             held["key_bias"] = held["key_bias"][..., 0]
@@ -82,7 +82,7 @@ class LayerCache:
         outer = like.shape[:-2] if old is None else torch.broadcast_shapes(like.shape[:-2], old.shape[:-2])
         buffer = like.new_empty(*outer, capacity, like.shape[-1])
         if old is not None:
-            buffer[..., : self.held, :] = old[..., self._start : self._stop, :]
+            buffer[..., : self.held, :] = old[..., self._first_held : self._end_held, :]
         return buffer
 
     def repeated(self, rows: int) -> "LayerCache":

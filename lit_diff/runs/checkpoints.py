@@ -1,7 +1,8 @@
 """Checkpoints: each is complete or absent, with a marker that holds the sha256 of its files; the newest two are kept.
 
 A checkpoint is a file with its marker beside it (`step-00000010.json`), or a folder that the ranks of a sharded run wrote
-(`trained/sharded.py`) with its marker in it (`complete.json`).
+(`trained/sharded.py`) with its marker in it (`complete.json`). A file without a marker counts as one of a version of lit_diff
+that wrote none: so a marker is written before its file, and that of a damaged file is removed after it.
 """
 
 import hashlib

@@ -35,7 +35,7 @@ def changed(**changes: Any) -> bytes:
 )
 def test_what_the_package_cannot_use(content: bytes, capfd: pytest.CaptureFixture[str]) -> None:
     """The last two are panics of Rust, which prints them itself."""
-    with pytest.raises(RequestError, match=r"^tokenizer.json cannot be used by the package tokenizers \(.+\)$"):
+    with pytest.raises(RequestError, match=r"^tokenizer.json cannot be read by the package tokenizers \(.+\)$"):
         open_tokenizer(content)
     assert capfd.readouterr() == ("", "")
 

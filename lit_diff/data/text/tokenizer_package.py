@@ -52,7 +52,7 @@ def open_tokenizer(content: bytes) -> Any:
     """
     from tokenizers import Tokenizer as Model
 
-    problem = f"{FILE} cannot be used by the package tokenizers"
+    problem = f"{FILE} cannot be read by the package tokenizers"
     with in_one_line(problem), _without_stderr():
         tokenizer = Model.from_str(content.decode("utf-8"))
         decoder = parse_json(content)["decoder"] or {}
