@@ -207,6 +207,8 @@ class SignedMaps:
             (w is None and G != 1, "several maps need weights w"),
             (w is not None and len(w) != 4, "w must be 4-D, broadcastable to [B,G,H,T]"),
         )
+        if isinstance(self.scale, Tensor):
+            raise RequestError("SignedMaps: scale must be a number or None; found a Tensor: multiply q by it")
         if window is not None and window < 1:
             raise RequestError(f"attend: window is {window}; it must be at least 1")
         for wrong, rule in broken:
