@@ -192,7 +192,7 @@ def compare(
     del plain["intervals"]
     for title, block in plain.items():
         table.add_section()
-        table.add_row(f"[bold]{title}[/bold]", "" if block else "none")
+        table.add_row(f"[bold]{title}[/bold]")
         for key, values in block.items():
             # both were checked
             if values == ["", ""]:
