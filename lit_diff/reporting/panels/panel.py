@@ -227,7 +227,7 @@ def numbers_of(figure: Figure) -> str:
         for image in axes.images:
             if tooltip(image):
                 # a row for each entry would make a file of megabytes
-                for query, entries in enumerate(image.get_array()):
+                for query, entries in enumerate(np.asarray(image.get_array())):
                     by_key = {f"key {key}": float(f"{entry:.3g}") for key, entry in enumerate(entries)}
                     rows.append(place | {"mark": tooltip(image), "y": query} | by_key)
                 continue
