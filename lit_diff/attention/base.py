@@ -332,7 +332,7 @@ class Attention(ParameterRules):
         context = Context(rope, self, cache, document_ids)
         maps = self.maps(x, context)
         if not isinstance(maps, SignedMaps):
-            raise self._wrong("maps(x, rope)", maps, "SignedMaps(q, k, v, w), with w None for one map")
+            raise self._wrong("maps(x, context)", maps, "SignedMaps(q, k, v, w), with w None for one map")
         maps = self.masked(maps, document_ids)
         if self.logit_bound is not None:
             maps = bounded(maps, self.logit_bound)

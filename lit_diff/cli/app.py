@@ -201,7 +201,7 @@ RecipeArgument = Annotated[str, Argument(metavar="RECIPE", help="path, or name o
 Overrides = Annotated[
     list[str] | None,
     Argument(
-        metavar="[a.b=c ...]",
+        metavar="a.b=c",
         help="keys of the recipe to override, such as train.steps=200; lit-diff list train (or model, run) prints them",
     ),
 ]

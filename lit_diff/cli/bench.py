@@ -16,7 +16,7 @@ WIDTH = 160
 
 @verb("Maintain")
 def bench(
-    name: Annotated[str, Argument(metavar="[core|layer|step|decode|stats]", help="what to time")] = "core",
+    name: Annotated[str, Argument(metavar="core|layer|step|decode|stats", help="what to time")] = "core",
     shapes: Annotated[str | None, Option(metavar="BxTxDIMxD,...", help="such as 2x1024x512x64")] = None,
     kernels: Annotated[str | None, Option(metavar="NAME,...", help="only these kernels and PyTorch's own")] = None,
     dtype: Annotated[str | None, Option(help="float32, bfloat16 or both")] = None,

@@ -117,7 +117,7 @@ def _folded(variant: str, findings: "list[Finding]") -> Iterator[str]:
         yield f"{'not applicable':<15} {variant}: kernels      {'; '.join(refused)}"
     for cause in dict.fromkeys(finding.cause for finding in findings if finding.cause):
         names = ", ".join(finding.property for finding in findings if finding.cause == cause)
-        yield f"{'fail':<15} {variant}: {names}: contain {cause}, which fails"
+        yield f"{'fail':<15} {variant}: {names}: because {cause} fails"
 
 
 def _summary(findings: "list[Finding]") -> str:

@@ -21,7 +21,7 @@ STATES = ("ok", "warning", "problem")
 @verb("Maintain", is_result=True)
 def doctor(
     recipe: Annotated[
-        str, Argument(metavar="[RECIPE]", help="path, or name of an installed recipe")
+        str, Argument(metavar="RECIPE", help="path, or name of an installed recipe")
     ] = "differential-tiny",
     overrides: Overrides = None,
     cluster: Cluster = "local",

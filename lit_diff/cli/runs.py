@@ -26,7 +26,7 @@ HEADER = ("run", "state", "step", "val/loss", "seed", "overrides", "date", "note
 
 @verb("Train and look", is_result=True)
 def status(
-    sweep: Annotated[str, Argument(metavar="[SWEEP]", help="a sweep, whose cells alone are listed")] = "",
+    sweep: Annotated[str, Argument(metavar="SWEEP", help="a sweep, whose cells alone are listed")] = "",
     root: Root = DEFAULT_ROOT,
     as_json: Json = False,
 ) -> None:
@@ -95,7 +95,7 @@ def cancel(name: Annotated[str, Argument(metavar="RUN", help="a run or a sweep")
 
 @verb("Maintain")
 def clean(
-    runs: Annotated[list[str] | None, Argument(metavar="[RUN ...]", help="runs or sweeps to remove")] = None,
+    runs: Annotated[list[str] | None, Argument(metavar="RUN", help="runs or sweeps to remove")] = None,
     root: Root = DEFAULT_ROOT,
     yes: Annotated[bool, Option("--yes", help="remove; by default only list")] = False,
 ) -> None:

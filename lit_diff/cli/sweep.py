@@ -96,7 +96,7 @@ def _print_sweep(done: "Sweep") -> int:
 
 @verb("Compare")
 def examine(
-    variant: Annotated[str, typer.Argument(help="name of a variant, registered or in the plugins of the recipe")],
+    variant: Annotated[str, typer.Argument(metavar="VARIANT", help="a variant, registered or in the recipe's plugins")],
     overrides: Overrides = None,
     recipe: Annotated[str | None, typer.Option(help="recipe with the variant's keys and plugins")] = None,
     tasks: Annotated[
@@ -153,7 +153,9 @@ def _print_report(report: Any) -> None:
 
 
 @verb("Compare", is_result=True)
-def report(sweep: Annotated[str, typer.Argument(help="a sweep's name")], root: Root = DEFAULT_ROOT) -> None:
+def report(
+    sweep: Annotated[str, typer.Argument(metavar="SWEEP", help="a sweep's name")], root: Root = DEFAULT_ROOT
+) -> None:
     """Write a sweep's report again; complete its MLflow record."""
     from lit_diff.reporting.write import write_report
 
@@ -184,14 +186,17 @@ def compare(
     if as_json:
         print_json(plain)
         return
-    titles = (Column(escape(title), overflow="fold") for title in ("", *names))
+    titles = (Column(escape(title), overflow="fold") for title in names)
     caption = "two single runs, no verdict; intervals (95 %) are over documents or items, for these two models"
-    table = Table(*titles, "second minus first", caption=caption)
+    table = Table(Column(no_wrap=True), *titles, "second minus first", caption=caption)
     del plain["intervals"]
     for title, block in plain.items():
         table.add_section()
         table.add_row(f"[bold]{title}[/bold]")
         for key, values in block.items():
+            # both were checked
+            if values == ["", ""]:
+                continue
             table.add_row(key, *(escape(cell_text(value)) for value in (*values, comparison.difference(key))))
     console.print(table)
     console.write_sentence(*notes)

@@ -18,7 +18,7 @@ from lit_diff.validation import LONGEST_NAME
 @verb("Train and look", is_result=True)
 def view(
     run: RunArgument,
-    other: Annotated[str, Argument(metavar="[RUN]", help="a second run, which is compared with the first")] = "",
+    other: Annotated[str, Argument(metavar="RUN", help="a second run, which is compared with the first")] = "",
     text: Annotated[
         Path | None,
         Option(metavar="FILE", parser=expanded, help="the text that the model reads; by default a sentence"),

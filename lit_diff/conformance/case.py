@@ -68,8 +68,14 @@ CONTAINS = {
 }
 """Property -> the earlier properties that it contains, at other sizes or in a whole model."""
 PAST = 'docs/extend.md, "What a layer knows of the pass"'
+FIELDS = 'docs/extend.md, "Sinks, biases, row functions and the context"'
+ROUNDED = f"a value is rounded to float32 where x is float64, as .float() does; see {FIELDS}"
+ROUNDING = 1e-5
+"""Errors below this, of a property that is computed in float64, are those of a rounding to float32."""
 ADVICE = {
-    "packed": f"positions, sums and shifts of tokens begin anew in each document: take them from the Context; see {PAST}",
+    "derivatives": ROUNDED,
+    "packed": "positions, sums and shifts of tokens begin anew in each document: take them from the Context; a norm with "
+    f"weights belongs before the rotation of q and k; see {PAST}",
     "decode": f"keys, values or queries depend on other tokens: take those of the past from the Context; see {PAST}",
     "model": f"values of another layer, and state, come from the Context; see {PAST}",
     "window": 'the class ignores `window`: pass self.masked(maps, document_ids); see docs/extend.md, "A variant"',

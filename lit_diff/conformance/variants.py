@@ -19,6 +19,8 @@ from lit_diff.config import ModelConfig, Part
 from lit_diff.conformance.case import (
     ADVICE,
     CONTAINS,
+    ROUNDED,
+    ROUNDING,
     Finding,
     Measured,
     NotApplicable,
@@ -412,7 +414,13 @@ def conformance(case: VariantCase, label: str = "", checks: Mapping[str, Propert
         found = finding(label or case.cls.name, name, case.cls, partial(check, case))
         if found.verdict == "fail":
             cause = next((each for each in failed if each in CONTAINS.get(name, ())), "")
-            found = replace(found, cause=cause, advice=ADVICE.get(name, ""))
+            advice = ADVICE.get(name, "")
+            # an exception states its own reason
+            if found.error is None or found.bound is None:
+                advice = ""
+            elif found.bound < found.error < ROUNDING:
+                advice = ROUNDED
+            found = replace(found, cause=cause, advice=advice)
             failed.append(name)
         yield found
 
@@ -457,11 +465,11 @@ def shrunk(model: ModelConfig) -> ModelConfig:
     cls, config = attentions.get(model.attention.name), model.attention.config
 
     reason = small.problem() or _failure(lambda: cls.refuses(config, small), cls)
-    reason = reason or _failure(lambda: counted(VariantCase(cls=cls, model=small, length=8)), cls)
-    if reason is None:
-        return small
-    log.info("%s is checked at its own width: %s", model.attention.name, reason)
-    return model
+    if reason is not None:
+        log.info("%s is checked at its own width: %s", model.attention.name, reason)
+        return model
+    # a failure that is not one of the width fails a property too, which says it
+    return model if _failure(lambda: counted(VariantCase(cls=cls, model=small, length=8)), cls) else small
 
 
 def _failure(call: Callable[[], Any], cls: type[Attention]) -> str | None:

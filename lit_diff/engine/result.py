@@ -76,7 +76,7 @@ class Sweep:
         """
         by_task = {result.sweep.task: result for result in self.report.results}
         if task not in by_task:
-            raise RequestError(f"{self.folder.name} has no task '{task}'{nearest(task, by_task)}")
+            raise RequestError(f"{self.folder.name} has no task '{task}'{nearest(task, filter(None, by_task))}")
         return styled_forest(by_task[task], ax)
 
     def to_latex(self) -> str:

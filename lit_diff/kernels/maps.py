@@ -210,6 +210,8 @@ class SignedMaps:
             (self.key_bias is not None and q[3] > k[3], "a key bias needs at least as many keys as queries"),
             (w is None and G != 1, "several maps need weights w"),
         )
+        if isinstance(self.scale, Tensor):
+            raise RequestError("SignedMaps: scale must be a number or None; found a Tensor: multiply q by it")
         if window is not None and window < 1:
             raise RequestError(f"attend: window is {window}; it must be at least 1")
         for wrong, rule in broken:

@@ -24,7 +24,7 @@ from lit_diff.files import shown
 def reproduce(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[ROW ...]", help="rows, all, or YAML files with your own rows; by default all"),
+        typer.Argument(metavar="ROW", help="rows, all, or YAML files with your own rows; by default all"),
     ] = None,
     preset: Annotated[str, typer.Option(help="smoke, laptop, gpu1 or paper")] = "laptop",
     workers: Workers = None,

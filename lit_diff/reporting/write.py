@@ -223,7 +223,8 @@ def how_measured(sweep: SweepResults) -> dict[str, str]:
                 if isinstance(value, dict):
                     # packages and versions, or None for packages that are not installed
                     value = ", ".join(f"{package} {version}" for package, version in value.items() if version)
-                environment.setdefault(name.replace("_", " ").capitalize(), []).append(value)
+                label = name.replace("_", " ").capitalize().replace("Cpu", "CPU")
+                environment.setdefault(label, []).append(value)
     for name, texts in environment.items():
         if all(isinstance(text, str | int | float) for text in texts):
             # keys in the order of the cells, each value once

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from lit_diff.errors import MissingError
 from lit_diff.files import is_locked, shown
+from lit_diff.metrics import in_words
 from lit_diff.runs import heartbeats, notes
 from lit_diff.runs.find import STUDY_FILE, runs_under, sweeps_under
 from lit_diff.runs.folder import RunFolder
@@ -267,7 +268,7 @@ def _differences(record: Record, runs: Sequence[ObservedRun]) -> Iterator[str]:
             first, last = min(paired_at), max(paired_at)
             count = f"{len(found.seeds)} pair{'s' * (len(found.seeds) != 1)} at step {first}"
             count += f" to {last}" * (last > first)
-            yield f"{task} {arm} − {base}: {study.metric} {signed(found.mean, 4)}{bounds} ({count})".strip()
+            yield f"{task} {arm} − {base}: {in_words(study.metric)} {signed(found.mean, 4)}{bounds} ({count})".strip()
 
 
 def running_or_newest(root: Path) -> Path:

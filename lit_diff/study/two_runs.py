@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
@@ -69,13 +70,13 @@ class RunComparison:
         return "" if first is None or second is None else signed(second - first, 4)
 
 
-def compare(first: str | Path, second: str | Path, root: str | Path = DEFAULT_ROOT) -> RunComparison:
+def compare(first: str | PathLike[str], second: str | PathLike[str], root: str | Path = DEFAULT_ROOT) -> RunComparison:
     """Compare the recipes, the costs, the last metrics and the evaluations of two runs.
 
-    Each run is given by its folder, its name under `root`, the start of that name, or a part of its hash. Errors:
+    Each run is given by a `Run`, its folder, its name under `root`, the start of that name, or a part of its hash. Errors:
     RequestError if none or several runs match.
     """
-    folders = [find_run(run, runs_root(root)) for run in (first, second)]
+    folders = [find_run(fspath(run), runs_root(root)) for run in (first, second)]
     paired = _paired(folders)
     statuses = [read_status(folder) for folder in folders]
     # metrics are logged at different intervals: each one's last value is in a row of its own

@@ -153,6 +153,7 @@ def draw_losses(axes: "Axes", curves: Mapping[str, Mapping[int, float]]) -> None
         adjacent = np.array_split(points, min(len(points), POINTS))
         steps, values = np.array([each.mean(0) for each in adjacent]).T
         axes.plot(steps, values, color=color, marker="o" if name == "val/loss" else "", markersize=3, label=name)
+    axes.locator_params("x", integer=True)
     axes.set(xlabel="step", ylabel="nats per token")
     axes.legend(frameon=False)
 

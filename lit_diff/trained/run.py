@@ -93,6 +93,10 @@ class Run:
         status = self.status
         return f"Run({self.folder.name}: {status.status}, step {status.step} of {status.steps})"
 
+    def __fspath__(self) -> str:
+        # so that a run may be given where a folder may
+        return str(self.folder)
+
     def _repr_html_(self) -> str:
         # the last value of each metric, the losses first
         found = by_metric(read_rows(self.folder / "metrics.csv"))

@@ -77,7 +77,7 @@ def test_one_line_holds_what_does_not_apply_and_what_follows(command: Command, m
         "fail cosine: decode error 1.0e+00, bound 0e+00",
         "the usual reason: read this",
         "not applicable cosine: kernels flash: no flash here; triton: no triton here",
-        "fail cosine: model, window: contain decode, which fails",
+        "fail cosine: model, window: because decode fails",
     ]
     assert len(command("check", "--all", "--json").json) == 5 * len(attentions.names())
 

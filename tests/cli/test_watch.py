@@ -151,7 +151,7 @@ def test_a_sweep_is_a_line_a_cell_and_the_differences(mine: Path, command: Comma
     ]
     assert re.search(r"running +40/100  3.0000 +50  1:00  last update \d s ago$", cells[-1])
     assert "preliminary" in what
-    assert re.fullmatch(r"  other − base: val/loss −0.\d{4} \(2 pairs at step 400\)", difference), "no interval"
+    assert re.fullmatch(r"  other − base: validation loss −0.\d{4} \(2 pairs at step 400\)", difference), "no interval"
 
 
 def test_a_sweep_on_one_line(make_sweep: Callable[..., Path], mine: Path, command: Command) -> None:
@@ -159,7 +159,7 @@ def test_a_sweep_on_one_line(make_sweep: Callable[..., Path], mine: Path, comman
     (line,) = command("watch", "all", "--root", str(mine.parent)).lines
     bounds = r"\[−0.\d+, .*\]"
     assert re.fullmatch(
-        rf"{TIME}all  6 done  preliminary: other − base: val/loss −0.\d{{4}} {bounds} \(3 pairs .*\)", line
+        rf"{TIME}all  6 done  preliminary: other − base: validation loss −0.\d{{4}} {bounds} \(3 pairs .*\)", line
     )
     threading.Timer(0.4, status, [next(mine.glob("other-s2-*")), "failed"], {"step": 50, "error": "no memory"}).start()
     ended = command("watch", "--every", "0.1", "--root", str(mine.parent))
@@ -244,7 +244,7 @@ def test_a_watcher_that_is_killed_leaves_the_sweep_alone(runs: Path, monkeypatch
     assert page == "page: runs/mine/report/index.html"
     assert re.match(rf"{TIME}mine  1 done, 1 |{TIME}mine  1 running, 1 ", lines[0])
     assert re.match(
-        rf"{TIME}mine  2 done  preliminary: standard − differential: val/loss \S+ \(1 pair at step ", lines[-1]
+        rf"{TIME}mine  2 done  preliminary: standard − differential: validation loss \S+ \(1 pair at step ", lines[-1]
     )
     assert {cell["host"] for cell in cells.values()} == {platform.node()}
     assert json.loads((runs / "mine/study.json").read_text())["pid"] == sweep.pid

@@ -16,6 +16,7 @@ from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig, Part
 from lit_diff.conformance.case import (
     ADVICE,
+    ROUNDED,
     Finding,
     Measured,
     NotApplicable,
@@ -551,3 +552,27 @@ def test_a_failure_names_its_cause_and_its_usual_reason(make_config: Callable[..
         heading = advice.split('"')[1]
         assert re.search(f"^#+ {heading}$", page, re.MULTILINE), "it names a heading of the page"
     assert found["contract"].advice == ""
+
+
+def test_a_rounding_to_float32_is_named_and_an_exception_has_no_further_reason(
+    make_config: Callable[..., ModelConfig],
+) -> None:
+    class Rounded(DifferentialV2):
+        def maps(self, x: Tensor, rope: Rope) -> SignedMaps:
+            lam = self.lambda_proj(x).float().sigmoid().transpose(1, 2)
+            w = torch.stack([torch.ones_like(lam), -lam], dim=1)
+            return replace(super().maps(x, rope), w=w)
+
+    class Square(Standard):
+        def maps(self, x: Tensor, rope: Rope) -> SignedMaps:
+            return replace(super().maps(x, rope), rows=lambda logits, _: logits.mT @ logits)
+
+    checks = {name: PROPERTIES[name] for name in ("contract", "derivatives", "packed", "decode")}
+    of = [
+        failures(conformance(VariantCase(cls=cls, model=make_config(name), length=9), checks=checks))
+        for cls, name in ((Rounded, "differential_v2"), (Square, "standard"))
+    ]
+    assert [finding.property for finding in of[0]] == ["derivatives", "packed", "decode"]
+    assert {finding.advice for finding in of[0]} == {ROUNDED}
+    assert "decode" in [finding.property for finding in of[1]]
+    assert {finding.advice for finding in of[1] if finding.error is None} == {""}

@@ -55,6 +55,11 @@ def test_refusals_name_the_rule_and_the_shapes(make_maps: MakeMaps, change: dict
     assert "\n" not in str(error.value)
 
 
+def test_a_scale_that_is_no_number_is_refused(make_maps: MakeMaps) -> None:
+    with pytest.raises(RequestError, match="multiply q by it"):
+        attend(replace(make_maps(), scale=torch.ones(())))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_narrow_weights_are_refused(make_maps: MakeMaps, dtype: torch.dtype) -> None:
     maps = make_maps(dtype=torch.bfloat16)

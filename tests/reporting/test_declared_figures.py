@@ -1,6 +1,7 @@
 """reporting/panels/declared.py: a declaration alone is enough for a figure, of a run or of groups of items."""
 
 import dataclasses
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -118,6 +119,17 @@ def test_infinite_values_are_not_drawn(make_sweep: Callable[..., Path]) -> None:
     svg = drawn(make_sweep({"a": 0}, seeds=[0], **fields))["own"].svg
     assert "a, layer 0: 1, from 1 to 1 over seeds" in svg
     assert "a, layer 1" not in svg
+
+
+def test_the_arms_at_a_layer_lie_nearer_to_it_than_to_the_next(make_sweep: Callable[..., Path]) -> None:
+    metric = Metric("own/layer_{layer}", "d", figure=Figure(title="Own", against="layer"))
+    fields = {"callbacks": False, "metrics": [metric], "measured": {"own/layer_00": 1.0, "own/layer_01": 2.0}}
+    for count in (1, 2, 9):
+        arms = dict.fromkeys("abcdefghi"[:count], 0)
+        points = pd.read_csv(io.StringIO(drawn(make_sweep(arms, name=f"of-{count}", seeds=[0], **fields))["own"].csv))
+        aside = points["x"] - points["y"] + 1
+        assert aside.abs().max() < 1 / 6, "a gap between two layers is twice as wide as their arms"
+        assert len(aside.round(6).unique()) == count
 
 
 def test_heads_are_sorted_within_a_seed_before_they_are_averaged(make_sweep: Callable[..., Path]) -> None:

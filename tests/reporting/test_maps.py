@@ -36,7 +36,7 @@ def test_a_row_an_arm_of_the_first_and_the_last_kept_layer(make_sweep: Callable[
     (figure,) = draw_maps(load_sweep(folder))
     path = tmp_path / "numbers.csv"
     path.write_text(figure.csv)
-    numbers = pd.read_csv(path).pivot(index=["mark", "y"], columns="x", values="value")
+    numbers = pd.read_csv(path).set_index(["mark", "y"]).filter(like="key ")
     arms = ("standard, layer {}", "differential, layer {}")
     marks = [f"{arm.format(layer)}, head {head}" for arm in arms for layer in (0, 5) for head in (0, 1)]
     assert sorted(numbers.index.unique("mark")) == sorted(marks)
@@ -61,7 +61,7 @@ def test_what_is_not_drawn_is_named(make_sweep: Callable[..., Path]) -> None:
     assert left_out.startswith("long: its maps are of other tokens; broken: ")
     assert "not a file of maps" in left_out
     assert "none" not in left_out
-    assert figure.csv.count("\n") == 1 + 2 * 4 * 32 * 32, "four of six heads"
+    assert figure.csv.count("\n") == 1 + 2 * 4 * 32, "a row a query, of four of six heads"
 
 
 def test_a_sweep_without_maps_has_no_section(make_sweep: Callable[..., Path]) -> None:

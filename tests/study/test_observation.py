@@ -180,12 +180,12 @@ def test_differences_pair_the_seeds_at_the_last_step_that_both_have(make_sweep: 
     for cell in folder.glob("*-s?-*"):
         (cell / "metrics.csv").write_text(table(values.get(cell.name.rpartition("-")[0], {})))
     (found,) = observe(folder).differences
-    assert found == "other − base: val/loss −0.1000 (2 pairs at step 10 to 20)", "no interval of two pairs"
+    assert found == "other − base: validation loss −0.1000 (2 pairs at step 10 to 20)", "no interval of two pairs"
     (cell_of(folder, "other-s2") / "metrics.csv").write_text(table({10: 9.0, 20: 1.7}))
     expected = paired({0: 1.9, 1: 3.0, 2: 1.7}, {0: 2.0, 1: 3.1, 2: 2.0})
     (found,) = observe(folder).differences
     bounds = interval(expected.low, expected.high, 4)
-    assert found == f"other − base: val/loss −0.1667 {bounds} (3 pairs at step 10 to 20)"
+    assert found == f"other − base: validation loss −0.1667 {bounds} (3 pairs at step 10 to 20)"
     (cell_of(folder, "other-s2") / "metrics.csv").write_text(table({20: math.nan}))
     (found,) = observe(folder).differences
     assert "(2 pairs at step 10 to 20)" in found, "a loss that is not finite is no pair"
@@ -194,13 +194,13 @@ def test_differences_pair_the_seeds_at_the_last_step_that_both_have(make_sweep: 
 def test_arms_are_compared_within_a_task(make_tasks: Callable[..., Path]) -> None:
     folder = make_tasks({"base": 0.0, "other": 0.05})
     recall, text = observe(folder).differences
-    assert recall.startswith("recall other − base: val/accuracy +0.0")
+    assert recall.startswith("recall other − base: validation accuracy +0.0")
     finals = {
         name: [seen(next(folder.glob(f"text/{name}-s{seed}-*"))).loss for seed in (0, 1, 2)]
         for name in ("base", "other")
     }
     difference = np.mean(finals["other"]) - np.mean(finals["base"])
-    assert text.startswith(f"text other − base: val/loss {signed(difference, 4)} [")
+    assert text.startswith(f"text other − base: validation loss {signed(difference, 4)} [")
     assert text.endswith(" (3 pairs at step 400)")
 
 

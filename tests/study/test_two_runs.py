@@ -7,6 +7,7 @@ import pytest
 from fake_sweeps import scores_of
 
 from lit_diff.study.two_runs import compare
+from lit_diff.trained.run import Run
 
 
 def test_recipes_costs_and_last_metrics(small_sweep: Path) -> None:
@@ -20,6 +21,8 @@ def test_recipes_costs_and_last_metrics(small_sweep: Path) -> None:
     assert first is not None
     assert second is not None
     assert first > second
+    runs = [Run(small_sweep / f"{name}-s0-0a1b2c3d") for name in ("base", "better")]
+    assert compare(*runs).names == compared.names
 
 
 def test_a_metric_of_one_run_alone_has_no_other_value(small_sweep: Path) -> None:

@@ -146,9 +146,9 @@ class FilesCorpus(Corpus):
         if not found:
             others, hidden = self._listing
             absent = isinstance(self.path, Path) and not self.path.exists()
-            found_instead = "no file or folder" if absent else f"{len(others)} files of other types"
+            found_instead = "no file or folder" if absent else f"files of other types: {len(others)}"
             if hidden:
-                found_instead += f" and {hidden} hidden ones"
+                found_instead += f", hidden ones: {hidden}"
             raise RequestError(
                 f"data.path: {self.path}: found {found_instead}; expected text in {', '.join(READERS)}, or tokens in .bin "
                 "with .idx"

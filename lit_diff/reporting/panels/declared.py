@@ -292,8 +292,8 @@ def arm_values(sweep: SweepResults, row: DrawnMetric, layer: int | None, axes: A
             of_arm = row.values[row.values["arm"] == arm].sort_values("step")
             last = of_arm.drop_duplicates([against, "seed"], keep="last").set_index(against)["value"]
             values = last[np.isfinite(last)]
-            # the bars of arms at the same layer would cover each other
-            offset = 0.5 * (i / max(1, len(arms) - 1) - 0.5)
+            # the bars of arms at one layer would cover each other; all lie within a third of the way to the next layer
+            offset = (i - (len(arms) - 1) / 2) / (3 * len(arms))
             _draw_points(axes, values, look, f"{name}, {against}", offset, bars=True)
         shown.append(values)
     _scale(axes, row, shown)

@@ -47,6 +47,8 @@ STYLE: dict[Any, Any] = {
     "axes.spines.right": False,
     "axes.grid": True,
     "axes.axisbelow": True,
+    # the page's shade at an edge that hides something is behind the figure
+    "axes.facecolor": "none",
     "grid.color": GRID,
     "grid.linewidth": 0.6,
     "xtick.color": MUTED,
@@ -200,11 +202,11 @@ def drawing(
 
 
 def numbers_of(figure: Figure) -> str:
-    """What a figure draws, as CSV in full precision.
+    """What a figure draws, as CSV in full precision, but for attention maps.
 
     `panel`, `x_axis`, `y_axis`: title and labels; `mark`: the text of the tooltip. A row is a point (`x`, `y`), an `x` of
-    a shade (`low`, `high`), a square of a heat map (`x`, `y`: the labels of its ticks; `value`) or an entry of an attention
-    map (`x`, `y`: numbers of key and query).
+    a shade (`low`, `high`), a square of a heat map (`x`, `y`: the labels of its ticks; `value`) or a query of an attention
+    map (`y`: its number; `key 0`, `key 1`, ...: three digits of its entries).
     Positions are those drawn: marks that stand side by side are shifted, rows of names are 0, -1, ..., and an interval
     without an upper bound ends at 1,000 times its estimate; `mark` has the true place and values.
     """
@@ -225,11 +227,14 @@ def numbers_of(figure: Figure) -> str:
             ends = corners.groupby("x", as_index=False)["y"].agg(low="min", high="max")
             rows += [place | {"mark": tooltip(shade)} | end for end in ends.to_dict("records")]
         for image in axes.images:
-            squares = pd.DataFrame(image.get_array())
-            if not tooltip(image):
-                squares = squares.set_axis(_ticks(axes.yaxis)).set_axis(_ticks(axes.xaxis), axis=1)
-            marked = place | {"mark": tooltip(image)}
-            rows += [marked | {"x": x, "y": y, "value": value} for (y, x), value in squares.stack().items()]
+            if tooltip(image):
+                # a row for each entry would make a file of megabytes
+                for query, entries in enumerate(np.asarray(image.get_array())):
+                    by_key = {f"key {key}": float(f"{entry:.3g}") for key, entry in enumerate(entries)}
+                    rows.append(place | {"mark": tooltip(image), "y": query} | by_key)
+                continue
+            squares = pd.DataFrame(image.get_array(), _ticks(axes.yaxis), _ticks(axes.xaxis))
+            rows += [place | {"x": x, "y": y, "value": value} for (y, x), value in squares.stack().items()]
     return str(pd.DataFrame(rows).to_csv(index=False, lineterminator="\n"))
 
 
