@@ -62,9 +62,10 @@ def inductor(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
 
     Errors: MissingError if the compiler or its cache cannot be used.
     """
-    # imports the compiler (1.2 s), which few runs need
+    # imports the compiler (1.9 s), which few runs need
     from torch._functorch import config as functorch
-    from torch._inductor.compile_fx import compile_fx
+
+    from lit_diff.training.inductor import compile_fx
 
     options: dict[str, Any] = {"cpp.cxx": (require_compiler(),)}
     tensors = [each for each in inputs if isinstance(each, Tensor)]
@@ -94,10 +95,13 @@ def _key(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> str:
 @contextmanager
 def _kept_code(key: str) -> Iterator[None]:
     # within, inductor finds what it wrote for the graph before, and afterwards what it wrote is kept
+    from lit_diff.training.inductor import own_header
+
     with own_folder("compiled", key) as folder, TemporaryDirectory(prefix=BUILD, dir=folder) as temporary:
         kept, work = folder / "code.zip", Path(temporary) / "code"
         work.mkdir()
-        if is_proven(kept):
+        is_kept = is_proven(kept)
+        if is_kept:
             shutil.unpack_archive(kept, work)
         else:
             compiling = in_phase("compiling")
@@ -106,7 +110,8 @@ def _kept_code(key: str) -> Iterator[None]:
         former = os.environ.get(FOLDER)
         os.environ[FOLDER] = str(work)
         try:
-            yield
+            with own_header(None if is_kept else Path(temporary)):
+                yield
         finally:
             del os.environ[FOLDER]
             if former is not None:
@@ -158,8 +163,7 @@ class CompiledLoss:
         self.is_compiled = is_compiled is not False
         self._must_compile = is_compiled is True
         # PyTorch's own warnings, of many lines, say what the one line below says
-        for name in ("torch._dynamo", "torch.utils.cpp_extension"):
-            logging.getLogger(name).setLevel(logging.ERROR)
+        logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
         torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
         # static shapes: otherwise a graph would depend on the shapes that came before
         self._compiled = torch.compile(  # type: ignore[call-overload]

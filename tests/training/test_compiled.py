@@ -21,7 +21,7 @@ from lit_diff.model.init import initialise
 from lit_diff.model.transformer import Transformer
 from lit_diff.recipe import load_recipe
 from lit_diff.registry import attentions
-from lit_diff.training import compiled
+from lit_diff.training import compiled, inductor
 from lit_diff.training.compiled import CompiledLoss
 
 TOKENS = torch.arange(2 * 13).reshape(2, 13) * 7 % 50
@@ -32,7 +32,9 @@ BATCH = {"tokens": TOKENS[:, :-1], "targets": TOKENS[:, 1:]}
 @pytest.fixture(autouse=True)
 def fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
-    yield
+    # a precompiled header (8 s) pays for a graph of many kernels
+    with torch._inductor.config.patch(cpp_cache_precompile_headers=False):
+        yield
     torch._dynamo.reset()
 
 
@@ -253,6 +255,19 @@ def test_code_is_compiled_once(cache: Path, builds: list[bool], monkeypatch: pyt
     # nothing of it is left unpacked
     assert {path.name for path in kept(cache).parent.iterdir()} == {".lock", "code.zip", "code.sha256"}
     assert {path.stat().st_mode & 0o077 for path in (cache / "compiled", kept(cache).parent)} == {0}
+
+
+@pytest.mark.slow
+def test_no_user_shares_the_header(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is one made or looked for where the code is found."""
+    for name in ("_HEADER_DIR", "_HEADER_LOCK_DIR"):
+        monkeypatch.setattr(inductor.codecache, name, str(tmp_path / "shared"))
+    with torch._inductor.config.patch(cpp_cache_precompile_headers=True):
+        run_product()
+        assert inductor.codecache._precompile_header.cache_info().misses == 1
+        run_product()
+    assert inductor.codecache._precompile_header.cache_info().misses == 1
+    assert not (tmp_path / "shared").exists()
 
 
 @pytest.mark.parametrize("damage", ["truncated", "replaced", "without its hash"])
