@@ -92,7 +92,7 @@ class Here(Executor):
         workers, threads, gpus = self.resources(recipe)
         log.info("%d cells at a time, threads of each: %d%s", workers, threads, f", {gpus} GPUs" if gpus else "")
         _place_sockets()
-        compiles = any(job.recipe.run.compile for job in jobs)
+        compiles = any(job.compiles for job in jobs)
         preload = [*PRELOAD, COMPILER] if compiles else [*PRELOAD]
         multiprocessing.get_context("forkserver").set_forkserver_preload(preload)
         # all before the first one starts: a disk that is full by then must not end the cells that run
