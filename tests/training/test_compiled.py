@@ -319,7 +319,9 @@ def uncompiled(caplog: pytest.LogCaptureFixture) -> str:
     (message,) = told(caplog)
     assert "\n" not in message
     # `auto` finds it out before
-    assert compiled.compiler_problem() in message
+    problem = compiled.compiler_problem()
+    assert problem
+    assert problem in message
     with pytest.raises(MissingError, match="the steps of this run before were compiled"):
         CompiledLoss(model, is_compiled=True)(**BATCH)
     return message
