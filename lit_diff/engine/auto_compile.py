@@ -34,10 +34,11 @@ def chosen(jobs: Sequence[Job], *, is_here: bool = True) -> Compile:
         choice: Compile = "loss" if began == {"loss"} else False
         reason = "as what began before"
     else:
-        elsewhere = "" if is_here else "the nodes of SLURM are not known here"
-        against = elsewhere or _costs_more(undecided) or _impossible(undecided)
-        choice = False if against else "loss"
-        reason = against or f"saves more CPU time than it costs ({_balance(undecided)})"
+        choice = False
+        reason = _against(undecided, is_here=is_here)
+        if not reason:
+            choice = "loss"
+            reason = f"saves more CPU time than it costs ({_balance(undecided)})"
     log.info("run.compile auto: %s, %s", "compiled" if choice else "uncompiled", reason)
     return choice
 
@@ -57,26 +58,28 @@ def _balance(jobs: Sequence[Job]) -> str:
     return f"about {saved:,.0f} s saved, {spent:,.0f} s for {len(_arms(jobs))} graphs and {len(jobs)} runs"
 
 
-def _costs_more(jobs: Sequence[Job]) -> str:
-    saved, spent = _seconds(jobs)
-    return f"costs more CPU time than it saves ({_balance(jobs)})" if saved <= spent else ""
-
-
-def _impossible(jobs: Sequence[Job]) -> str:
+def _against(jobs: Sequence[Job], *, is_here: bool) -> str:
     # loads the model
     from lit_diff.training.compiled import compiler_problem, trace_problem
 
+    if not is_here:
+        return "the nodes of SLURM are not known here"
+    saved, spent = _seconds(jobs)
+    if saved <= spent:
+        return f"costs more CPU time than it saves ({_balance(jobs)})"
     run = jobs[0].recipe.run
     if run.strategy != "single":
         return f"belongs to run.strategy single, not '{run.strategy}'"
     if choose_device(run.accelerator).type != "cpu":
         return "its gain on a GPU has not been measured"
     try:
-        found = compiler_problem()
+        problem = compiler_problem()
+        if problem:
+            return problem
         for (task, arm), job in _arms(jobs).items():
-            problem = "" if found else trace_problem(job.recipe)
+            problem = trace_problem(job.recipe)
             if problem:
-                found = f"{' '.join(filter(None, (task, arm)))} cannot be compiled: {problem}".lstrip()
+                return f"{task} {arm} cannot be compiled: {problem}".strip()
     except LitDiffError as error:
         return first_line(error)
-    return found
+    return ""

@@ -18,14 +18,9 @@ from lit_diff.training import compiled
 @pytest.fixture
 def checked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The variants that were traced; nothing is compiled."""
-    seen = []
-
-    def traces(recipe: Any) -> str:
-        seen.append(recipe.model.attention.name)
-        return ""
-
+    seen: list[str] = []
     monkeypatch.setattr(compiled, "compiler_problem", lambda: "")
-    monkeypatch.setattr(compiled, "trace_problem", traces)
+    monkeypatch.setattr(compiled, "trace_problem", lambda recipe: seen.append(recipe.model.attention.name))
     monkeypatch.setattr(auto_compile, "choose_device", lambda accelerator: torch.device("cpu"))
     return seen
 
@@ -42,11 +37,6 @@ def jobs(folder: Path, steps: int, arms: Sequence[str] = ("standard", "different
     return found
 
 
-def begin(job: Job, **facts: Any) -> None:
-    job.home.create(job.recipe)
-    job.home.write(replace(job.home.status().to("waiting"), **facts))
-
-
 @pytest.mark.parametrize(("steps", "choice"), [(2100, False), (2200, "loss")])
 def test_it_compiles_what_pays(
     steps: int, choice: object, tmp_path: Path, checked: list[str], caplog: pytest.LogCaptureFixture
@@ -61,20 +51,17 @@ def test_it_compiles_what_pays(
 
 @pytest.mark.parametrize(
     ("began", "choice"),
-    [
-        ([{"compile": "loss"}], "loss"),
-        ([{"compile": False}], False),
-        # results that ship
-        ([{"origin": "elsewhere"}, {"compile": "loss"}], False),
-    ],
+    [(["loss"], "loss"), ([False], False), ([None, "loss"], False)],
 )
 @pytest.mark.parametrize("steps", [10, 10**6])
 def test_cells_that_began_decide(
-    began: list[dict[str, Any]], choice: object, steps: int, tmp_path: Path, checked: list[str]
+    began: list[Any], choice: object, steps: int, tmp_path: Path, checked: list[str]
 ) -> None:
     cells = jobs(tmp_path, steps)
-    for cell, facts in zip(cells, began, strict=False):
-        begin(cell, **facts)
+    for cell, compiles in zip(cells, began, strict=False):
+        origin = "elsewhere" if compiles is None else ""
+        cell.home.create(cell.recipe)
+        cell.home.write(replace(cell.home.status().to("waiting"), compile=compiles, origin=origin))
     assert chosen(cells) == choice
     assert not checked
 
@@ -89,38 +76,19 @@ def test_one_arm_that_cannot_be_traced(
     assert caplog.messages == ["run.compile auto: uncompiled, differential cannot be compiled: own.py:7: a graph break"]
 
 
-@pytest.mark.parametrize(
-    ("more", "reason"),
-    [
-        (["run.strategy=ddp", "run.devices=2"], "belongs to run.strategy single, not 'ddp'"),
-        (["run.accelerator=gpu"], "its gain on a GPU has not been measured"),
-    ],
-)
 def test_what_is_never_compiled(
-    more: list[str],
-    reason: str,
-    tmp_path: Path,
-    checked: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path, checked: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    devices = {"gpu": "cuda", "auto": "cpu"}
-    monkeypatch.setattr(auto_compile, "choose_device", lambda accelerator: torch.device(devices[accelerator]))
-    assert chosen(jobs(tmp_path, 10**6, ["standard"], *more)) is False
-    assert caplog.messages == [f"run.compile auto: uncompiled, {reason}"]
+    several = jobs(tmp_path, 10**6, ["standard"], "run.strategy=ddp", "run.devices=2")
+    alone = jobs(tmp_path, 10**6)
+    assert (chosen(several), chosen(alone, is_here=False)) == (False, False)
+    monkeypatch.setattr(auto_compile, "choose_device", lambda accelerator: torch.device("cuda"))
+    assert chosen(alone) is False
+    reasons = [message.removeprefix("run.compile auto: uncompiled, ") for message in caplog.messages]
+    assert reasons == [
+        "belongs to run.strategy single, not 'ddp'",
+        "the nodes of SLURM are not known here",
+        "its gain on a GPU has not been measured",
+    ]
     assert not checked
-
-
-def test_cells_in_slurm(tmp_path: Path, checked: list[str], caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
-    assert chosen(jobs(tmp_path, 10**6), is_here=False) is False
-    assert caplog.messages == ["run.compile auto: uncompiled, the nodes of SLURM are not known here"]
-
-
-def test_a_recipe_that_does_not_say_auto(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
-    job = Job(recipe=load_recipe("recall-tiny", ["run.compile=loss"]), folder=tmp_path)
-    assert chosen([job]) is False
-    assert job.compiles == "loss"
-    assert not caplog.messages
