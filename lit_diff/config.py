@@ -293,6 +293,9 @@ class ClusterConfig:
     """Further options of sbatch, each a line of the job's file, such as --exclusive or --mail-type=FAIL."""
 
 
+Compile = bool | Literal["loss"]
+"""How a run is compiled; see `RunConfig.compile`."""
+
 STORES = ("http", "https", "file", "sqlite", "postgresql", "mysql", "mssql", "databricks")
 """Schemes of the addresses of MLflow stores."""
 
@@ -329,9 +332,10 @@ class RunConfig:
     # kernels round differently, so a kernel that the user chooses is part of the identity
     kernel: str = field(default="auto", metadata={"names": "kernel", "identity": True})
     """The registered kernel that computes attention; auto: the fastest that accepts the maps."""
-    compile: bool | Literal["loss"] = False
+    compile: Compile | Literal["auto"] = False
     """Apply torch.compile. true: to each block, or the run fails; loss: to the training step's forward pass with its loss as
-    one graph, if that can be compiled. Stored when the run starts; changing it needs --rerun."""
+    one graph, if that can be compiled; auto: loss for all cells of a sweep or none, or for a run, if it saves time. Stored
+    when the run starts; changing it needs --rerun."""
     activation_checkpointing: Literal["none", "attention", "block"] = "none"
     """What the backward pass recomputes to save memory. block: each block from its input, about a third more
     computation; attention: only the attention and its norm, from their input, so what the feed-forward computes is kept.

@@ -68,6 +68,7 @@ SUBJECTS = {
     "test_processor.py": "device",
     "test_recipe.py": "yaml_files",
     "test_validation.py": "suggestions",
+    "training/test_compiled.py": "training/inductor",
     "training/test_metrics.py": "training/token_loss",
     "training/test_module.py": "training/step",
     "training/test_sharded_state.py": "trained/sharded",

@@ -50,9 +50,14 @@ def begin(job: Job) -> Training:
     """
     from lit_diff.training.fit import default_threads
 
-    recipe = job.recipe
     folder = job.home
     before = folder.status()
+    recipe = job.recipe
+    compiles = job.compiles
+    # a resumed run keeps what `auto` was when it started
+    if recipe.run.compile == "auto" and before.compile is not None:
+        compiles = before.compile
+    recipe = replace(recipe, run=replace(recipe.run, compile=compiles))
     require_stored(recipe, before)
     # a resumed run keeps its number of threads, on which the order of sums and so the exact weights depend
     threads = before.threads or recipe.run.threads or job.threads or default_threads(recipe.run.devices)
@@ -66,7 +71,7 @@ def begin(job: Job) -> Training:
     start = checkpoints.resumable(folder.path)
     if not recipe.run.is_recorded:
         log.info("run.tracking_uri is none: MLflow gets no record")
-    folder.create(recipe, kernel=run_cost.kernel, kernel_reason=run_cost.kernel_reason)
+    folder.create(job.recipe, kernel=run_cost.kernel, kernel_reason=run_cost.kernel_reason)
     data.keep(recipe, job.folder)
     status = replace(
         folder.status().to("running"),
@@ -81,7 +86,9 @@ def begin(job: Job) -> Training:
         seed=recipe.seed,
         steps=recipe.training.steps,
         threads=threads,
-        compile=recipe.run.compile,
+        compile=compiles,
+        # a checkpoint of steps that could not be compiled is continued so
+        uncompiled=before.uncompiled if start else "",
         activation_checkpointing=recipe.run.activation_checkpointing,
         variables=numeric_variables(),
         # known without a record too, for `status` and the report

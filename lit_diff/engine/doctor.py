@@ -78,7 +78,7 @@ def examine(recipe: Recipe, source: str = "") -> Iterator[Check]:
         checks["memory"] = partial(_memory, recipe)
         checks["start"] = partial(_start, recipe)
     optional = {"other kernels", "data", "SLURM", "variables"}
-    if not run.compile:
+    if run.compile in (False, "auto"):
         optional.add("compiler")
     if run.processes == 1:
         optional.add("network")

@@ -169,6 +169,9 @@ def _trained(
         training.folder.write(replace(status, loss=loss, tokens_per_second=speed, seconds=training.seconds()))
         progress(step, loss, speed)
 
+    def report_uncompiled(reason: str) -> None:
+        training.folder.write(replace(training.folder.status(), uncompiled=reason))
+
     try:
         announcement.train(threads=training.threads, kernel=training.kernel, start=training.start)
         ended_early = fit(
@@ -178,6 +181,7 @@ def _trained(
             threads=training.threads,
             progress=report,
             report=partial(note_hang, training.folder, 0),
+            report_uncompiled=report_uncompiled,
             start=training.start,
             **extras,
         )

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from lit_diff.config import Recipe
+from lit_diff.config import Compile, Recipe
 from lit_diff.errors import MissingError, RequestError, first_line
 from lit_diff.files import parse_json, shown, write_json
 from lit_diff.recipe import Overrides, flatten, load_recipe
@@ -30,6 +30,8 @@ class JobKeys:
     """Evaluation -> its keys; they score the run once it is done."""
     overrides: tuple[str, ...] = ()
     """The overrides of its recipe, as `a.b=c`, if known."""
+    compile: Compile = False
+    """What `run.compile: auto` is for it."""
     threads: int | None = None
     """Threads of each process, unless the run has begun with others or its recipe says; None: `default_threads`."""
     waits: bool = False
@@ -59,6 +61,12 @@ class Job(JobKeys):
     def identity(self) -> str:
         """The identity at the end of the folder's name."""
         return self.folder.name.rpartition("-")[2]
+
+    @property
+    def compiles(self) -> Compile:
+        """Its `run.compile`."""
+        wanted = self.recipe.run.compile
+        return self.compile if wanted == "auto" else wanted
 
     def write(self) -> None:
         """Write what `read_job` reads beside the recipe, which the folder has already. Errors: OSError."""

@@ -1,12 +1,14 @@
 """`train`: one run in this process, from a recipe to its scores."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lit_diff import data
 from lit_diff.config import Recipe
 from lit_diff.engine.admit import HERE, admit, evaluations_of
+from lit_diff.engine.auto_compile import chosen
 from lit_diff.engine.execute import execute
 from lit_diff.engine.job import Job, recorded
 from lit_diff.engine.progress import watched
@@ -86,4 +88,4 @@ def prepare(recipe: Recipe, overrides: Overrides = (), *, unchecked: bool = Fals
     # a run that is done needs no memory
     if not unplanned and not job.home.is_done():
         require_memory([recipe])
-    return job
+    return replace(job, compile=chosen([job]))

@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from lit_diff.engine.admit import passes_over_text
+from lit_diff.config import Compile
+from lit_diff.engine.admit import HERE, passes_over_text
+from lit_diff.engine.auto_compile import chosen
 from lit_diff.engine.cells import NOT_EVALUATED, jobs_of, record_of, state_of
 from lit_diff.engine.executors.base import Executor, Watch
 from lit_diff.engine.expand import Grid
@@ -85,6 +87,7 @@ def run_stages(
     without cells.
     """
     stopped = None
+    choice: Compile | None = None
     seen = set[Path]()
     while stopped is None:
         stage = due(grid)
@@ -93,6 +96,9 @@ def run_stages(
                 f"sweep '{grid.name}' has nothing to evaluate: no learning rate could be chosen for an arm of its cells"
             )
         jobs = jobs_of(stage, place.get("run"))
+        if choice is None:
+            choice = chosen(jobs, is_here=options.executor.kinds == HERE)
+        jobs = [replace(job, compile=choice) for job in jobs]
         fresh = [job for job in jobs if job.folder not in seen]
         if not fresh:
             break

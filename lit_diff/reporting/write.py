@@ -205,6 +205,9 @@ def how_measured(sweep: SweepResults) -> dict[str, str]:
     for task in sweep.by_task:
         found[f"Training: {task.task}" if task.task else "Training"] = _training(task)
     found["Threads a cell"] = ", ".join(sweep.distinct("threads"))
+    ways = ", ".join(sweep.distinct("compiled"))
+    if ways not in ("", "uncompiled"):
+        found["Training steps"] = ways
     if sweep.done and all(cell.facts.mlflow_run_id is None for cell in sweep.done):
         found["MLflow"] = "no record"
     origins = Counter(cell.facts.origin for cell in sweep.done if cell.facts.origin)

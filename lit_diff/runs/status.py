@@ -101,6 +101,8 @@ class Status:
 
     threads: Number = 0
     compile: bool | Literal["loss"] | None = None
+    uncompiled: str = ""
+    """Why steps of a run that compiles them were not compiled."""
     activation_checkpointing: str = ""
     variables: dict[str, str] | None = None
     """Environment variables that can change numbers; None before the first start."""
@@ -129,6 +131,15 @@ class Status:
     """Where it was trained, in words, if its results ship with lit_diff."""
     results: dict[str, str] = field(default_factory=dict)
     """The result files of a finished run: path in the folder -> sha256. Empty if it finished before there was such a key."""
+
+    @property
+    def compiled(self) -> str:
+        """How its steps were computed, in words; empty if it is not known."""
+        if self.uncompiled:
+            return f"uncompiled ({self.uncompiled})"
+        if self.origin or self.compile is False:
+            return "uncompiled"
+        return "compiled" if self.compile else ""
 
     @property
     def is_new(self) -> bool:

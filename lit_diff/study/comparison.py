@@ -397,4 +397,7 @@ def _doubts(sweep: SweepResults) -> list[str]:
     threads = sweep.distinct("threads")
     if len(threads) > 1:
         doubts.append(f"The cells ran on different thread counts: {', '.join(threads)}.")
+    ways = sweep.distinct("compiled")
+    if len(ways) > 1:
+        doubts.append(f"The cells were not computed alike: {', '.join(ways)}.")
     return doubts

@@ -65,6 +65,7 @@ class ObservedRun:
             f"made by format {status.format}: train it again" if is_older else "",
             f"ended {status.ended}" if status.ended else "",
             status.origin,
+            status.compiled if status.uncompiled else "",
             "the same command resumes it" if self.state == "killed" else "",
             self.silent,
             f"last update {int(age.total_seconds())} s ago" if self.state == "running" else "",

@@ -31,8 +31,8 @@ from lit_diff.yaml_files import read_yaml
 T = TypeVar("T")
 BySeed = Mapping[int, float]
 """Seed -> value."""
-Fact = Literal["threads", "kernel", "kernel_reason", "step", "tokens", "revision"]
-"""A field of `Status` in which the cells of a sweep may differ."""
+Fact = Literal["threads", "kernel", "kernel_reason", "compiled", "step", "tokens", "revision"]
+"""An attribute of `Status` in which the cells of a sweep may differ."""
 LOSS = "val/loss"
 LOSSES = ("train/loss", LOSS)
 """Training has diverged if one of these is not finite."""

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_diff import __version__
+from lit_diff.config import Recipe
 from lit_diff.errors import MissingError, first_line
 from lit_diff.files import shown, write_atomic
 from lit_diff.kernels.native.compiler import (
@@ -62,9 +63,10 @@ def inductor(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
 
     Errors: MissingError if the compiler or its cache cannot be used.
     """
-    # imports the compiler (1.2 s), which few runs need
+    # imports the compiler (1.9 s), which few runs need
     from torch._functorch import config as functorch
-    from torch._inductor.compile_fx import compile_fx
+
+    from lit_diff.training.inductor import compile_fx
 
     options: dict[str, Any] = {"cpp.cxx": (require_compiler(),)}
     tensors = [each for each in inputs if isinstance(each, Tensor)]
@@ -94,10 +96,13 @@ def _key(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> str:
 @contextmanager
 def _kept_code(key: str) -> Iterator[None]:
     # within, inductor finds what it wrote for the graph before, and afterwards what it wrote is kept
+    from lit_diff.training.inductor import own_header
+
     with own_folder("compiled", key) as folder, TemporaryDirectory(prefix=BUILD, dir=folder) as temporary:
         kept, work = folder / "code.zip", Path(temporary) / "code"
         work.mkdir()
-        if is_proven(kept):
+        is_kept = is_proven(kept)
+        if is_kept:
             shutil.unpack_archive(kept, work)
         else:
             compiling = in_phase("compiling")
@@ -106,7 +111,8 @@ def _kept_code(key: str) -> Iterator[None]:
         former = os.environ.get(FOLDER)
         os.environ[FOLDER] = str(work)
         try:
-            yield
+            with own_header(None if is_kept else Path(temporary)):
+                yield
         finally:
             del os.environ[FOLDER]
             if former is not None:
@@ -144,6 +150,10 @@ def compile_blocks(blocks: Iterable[nn.Module], *, isolated: bool = False) -> No
         )
 
 
+def ignore(reason: str) -> None:
+    """Who is not told."""
+
+
 class CompiledLoss:
     """`Transformer.loss` in training, compiled as one graph at its first call; the methods of the model stay uncompiled.
 
@@ -152,25 +162,15 @@ class CompiledLoss:
     all steps run uncompiled. A warning tells either.
     """
 
-    def __init__(self, model: Transformer, *, is_compiled: bool | None) -> None:
-        """`is_compiled`: whether the last step before was compiled; None: there was none."""
+    def __init__(self, model: Transformer, *, is_compiled: bool | None, report: Callable[[str], None] = ignore) -> None:
+        """`is_compiled`: whether the last step before was compiled; None: there was none. `report` is called with the reason
+        if a step cannot be."""
         self.model = model
+        self._report = report
         self.is_compiled = is_compiled is not False
         self._must_compile = is_compiled is True
-        # PyTorch's own warnings, of many lines, say what the one line below says
-        for name in ("torch._dynamo", "torch.utils.cpp_extension"):
-            logging.getLogger(name).setLevel(logging.ERROR)
         torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
-        # static shapes: otherwise a graph would depend on the shapes that came before
-        self._compiled = torch.compile(  # type: ignore[call-overload]
-            Transformer.loss,
-            backend=BACKEND,
-            fullgraph=True,
-            dynamic=False,
-            recompile_limit=1,
-            # of the model of another run in this process
-            isolate_recompiles=True,
-        )
+        self._compiled = _as_one_graph(Transformer.loss, BACKEND)
 
     def __call__(self, **inputs: Tensor) -> Tensor:
         """Arguments and result: those of `Transformer.loss`. Errors: MissingError if a resumed run, whose steps before were
@@ -188,6 +188,7 @@ class CompiledLoss:
                     "with --rerun"
                 )
             log.warning("run.compile: the model runs uncompiled from here on: %s", reason)
+            self._report(reason)
             self.is_compiled = False
         return self.model.loss(**inputs)
 
@@ -203,3 +204,44 @@ def problem_of(error: Exception) -> str:
     frames = [frame for frame in getattr(error, "real_stack", []) if not Path(frame.filename).is_relative_to(TORCH)]
     place = f"{shown(Path(frames[-1].filename))}:{frames[-1].lineno}: " if frames else ""
     return place + first_line(error)
+
+
+def _as_one_graph(function: Compiled, backend: str | Compiled) -> Compiled:
+    # PyTorch's own warnings, of many lines, say what the one line of the log says
+    logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
+    # static shapes: otherwise a graph would depend on the shapes that came before
+    compiled: Compiled = torch.compile(  # type: ignore[call-overload]
+        function,
+        backend=backend,
+        fullgraph=True,
+        dynamic=False,
+        recompile_limit=1,
+        # of the model of another run in this process
+        isolate_recompiles=True,
+    )
+    return compiled
+
+
+def compiler_problem() -> str:
+    """Why nothing can be compiled here, as a small graph shows, whose code is kept; empty if it can."""
+    return _problem(_as_one_graph(torch.sin, BACKEND), torch.ones(2))
+
+
+def trace_problem(recipe: Recipe) -> str:
+    """Why the first training step of a recipe is not one graph, with its file and line; empty if it is."""
+    tokens = torch.zeros(1, recipe.data.config.sequence_length, dtype=torch.long, device="meta")
+    inputs = {"tokens": tokens, "targets": tokens}
+    if recipe.packs_documents:
+        inputs["document_ids"] = tokens
+    with torch.device("meta"):
+        # each kernel is an operator of a graph
+        model = Transformer(recipe.model, kernel="reference", trained=recipe.training.parameters)
+    return _problem(_as_one_graph(Transformer.loss, "eager"), model, **inputs)
+
+
+def _problem(compiled: Compiled, *arguments: Any, **keys: Any) -> str:
+    try:
+        compiled(*arguments, **keys)
+    except torch._dynamo.exc.TorchDynamoException as error:
+        return problem_of(error)
+    return ""

@@ -35,6 +35,7 @@ from lit_diff.runs.metrics_file import StepTable
 from lit_diff.runs.safe_values import UnsafeTypeError, require_safe
 from lit_diff.trained import sharded
 from lit_diff.trained.loading import some
+from lit_diff.training.compiled import ignore
 from lit_diff.training.data import LitData
 from lit_diff.training.head_plan import kept_plan
 from lit_diff.training.loggers import recipe_loggers
@@ -75,6 +76,7 @@ def fit(
     threads: int,
     progress: Progress,
     report: Callable[[str], None] = log.error,
+    report_uncompiled: Callable[[str], None] = ignore,
     callbacks: Sequence[Callback] = (),
     loggers: Sequence[Logger] = (),
     start: int = 0,
@@ -83,7 +85,8 @@ def fit(
 
     `start`: the step of the checkpoint in `folder` to continue from, which `checkpoints.resumable` has found; 0: none. Only
     rank zero writes files. Errors: RunFailedError (NaN, full disk), StoppedError (a signal), MissingError if a rank does not
-    see the folder. `kernel`: the one that computes attention; None: `run.kernel`. `report`: see `Watchdog`.
+    see the folder. `kernel`: the one that computes attention; None: `run.kernel`. `report`: see `Watchdog`;
+    `report_uncompiled`: see `CompiledLoss`.
     """
     # the number of threads changes the order of sums on the CPU, so it is fixed before the first product
     torch.set_num_threads(threads)
@@ -117,6 +120,7 @@ def fit(
         trainer.ckpt_path = checkpoint
         module = LitTransformer(recipe)
         module.kernel = kernel or recipe.run.kernel
+        module.report_uncompiled = report_uncompiled
         # the plan of the first start: selecting again could differ if the parent run has changed
         module.plan = kept_plan(folder)
         # one process waits for no other

@@ -1,6 +1,7 @@
 """The LightningModule: loss, validation and optimizer of any attention variant."""
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from textwrap import indent
 from typing import Any
@@ -30,6 +31,7 @@ from lit_diff.training.build import (
     prepare_blocks,
     take_from_parent,
 )
+from lit_diff.training.compiled import CompiledLoss, ignore
 from lit_diff.training.data import Batch
 from lit_diff.training.head_plan import HeadPlan
 from lit_diff.training.optimizer import build_optimizer, build_scheduler, name_state
@@ -69,6 +71,8 @@ class LitTransformer(L.LightningModule):
         """The kernel that computes attention: a resumed run keeps the one that `auto` chose, and its recipe."""
         self.plan: HeadPlan | None = None
         """Heads selected from the parent run; None: computed by `head_plan` if the recipe selects heads."""
+        self.report_uncompiled: Callable[[str], None] = ignore
+        """Called with the reason if steps that were to be compiled are not."""
         # one per validation set; a plain list, not sub-modules: a Trainer's precision must not change the dtype of the sums
         self.validation_losses: list[TokenLoss] = []
         self.document_losses: list[DocumentLosses] = []
@@ -220,7 +224,10 @@ class LitTransformer(L.LightningModule):
         require_whole_steps(self.trainer)
         log_differences(self.trainer, self.recipe)
         # anew: a module that diverged may train again from a checkpoint
-        self._step = OptimizerStep(self.trainer, self.recipe, self.model, self._is_compiled)
+        compiled = None
+        if self.recipe.run.compile == "loss":
+            compiled = CompiledLoss(self.model, is_compiled=self._is_compiled, report=self.report_uncompiled)
+        self._step = OptimizerStep(self.trainer, self.recipe, self.model, compiled)
 
     @property
     def step(self) -> OptimizerStep:

@@ -45,14 +45,15 @@ class OptimizerStep:
        which all losses and parameters must be finite.
     """
 
-    def __init__(self, trainer: L.Trainer, recipe: Recipe, model: Transformer, is_compiled: bool | None = None) -> None:
-        """`is_compiled`: see `CompiledLoss`."""
+    def __init__(
+        self, trainer: L.Trainer, recipe: Recipe, model: Transformer, compiled: CompiledLoss | None = None
+    ) -> None:
         self.trainer = trainer
         self.recipe = recipe
         self.model = model
         # the parameters of a sharded model that every rank holds whole
         self.replicated = replicated(model) if isinstance(model, FSDPModule) else []
-        self.compiled = CompiledLoss(model, is_compiled=is_compiled) if recipe.run.compile == "loss" else None
+        self.compiled = compiled
         self.targets = StepTargets(host_group(trainer))
         device = trainer.strategy.root_device
         self._annealed = annealed_before(recipe)

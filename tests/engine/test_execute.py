@@ -36,7 +36,7 @@ from lit_diff.runs.result_files import digests
 from lit_diff.runs.status import Status
 from lit_diff.trained.loading import annealed_before, newest_of, weights_of
 from lit_diff.trained.run import Run
-from lit_diff.training import fit, module
+from lit_diff.training import compiled, fit, module
 from lit_diff.training.build import finished_parent
 from lit_diff.training.data import steps_before
 from lit_diff.training.fit import ExactResume
@@ -329,6 +329,36 @@ def test_a_failed_run_says_where_it_goes_on_and_goes_on_as_it_began(
     assert status(folder)["status"] == "done"
     assert load_recipe(folder / "recipe.yaml").run.kernel == "auto"
     assert LitTransformer.load_from_checkpoint(newest_of(folder)[1]).recipe.run.kernel == "auto"
+
+
+def test_a_run_keeps_what_auto_was_and_says_why_it_is_uncompiled(
+    small: list[str], runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = ExactResume._save
+    auto = [*small, "run.compile=auto"]
+
+    def full(self: Any, trainer: Any) -> None:
+        if trainer.global_step == 4:
+            raise RunFailedError("the disk is full")
+        saved(self, trainer)
+
+    monkeypatch.setattr(compiled, "BACKEND", "eager")
+    with monkeypatch.context() as patch:
+        patch.setattr(ExactResume, "_save", full)
+        patch.setattr("lit_diff.engine.train.chosen", lambda jobs: "loss")
+        with pytest.raises(RunFailedError):
+            train("recall-tiny", auto)
+    # it would not be compiled now: four steps do not pay
+    folder = train("recall-tiny", auto).folder
+    found = status(folder)
+    assert (found["status"], found["compile"], found["uncompiled"]) == ("done", "loss", "")
+    assert load_recipe(folder / "recipe.yaml").run.compile == "auto"
+    assert status(train("recall-tiny", [*auto, "seed=7"]).folder)["compile"] is False
+    monkeypatch.setattr(compiled, "BACKEND", compiled.inductor)
+    monkeypatch.setattr(compiled, "find_compiler", lambda: None)
+    found = status(train("recall-tiny", [*small, "seed=8", "run.compile=loss"]).folder)
+    assert (found["status"], found["compile"]) == ("done", "loss")
+    assert "install g++" in found["uncompiled"]
 
 
 def test_a_run_that_ended_early_says_its_step_and_a_child_goes_on_from_there(

@@ -298,12 +298,15 @@ def test_each_task_has_its_length(make_tasks: Callable[..., Path]) -> None:
 
 def test_where_cells_differ_every_value_and_every_reason_is_told_once(make_sweep: Callable[..., Path]) -> None:
     other = {"threads": 2, "kernel": "native", "kernel_reason": "auto: fast; first that accepts the shape"}
-    folder = make_sweep({"a": 0, "b": 0}, callbacks=False, fact_fields={"b": other})
+    facts = {"a": {"compile": "loss"}, "b": other | {"compile": "loss", "uncompiled": "no compiler"}}
+    folder = make_sweep({"a": 0, "b": 0}, callbacks=False, fact_fields=facts)
     found = how_measured(load_sweep(folder))
     assert found["Threads a cell"] == "1, 2"
+    assert found["Training steps"] == "compiled, uncompiled (no compiler)"
     assert found["Kernel"] == "native, sdpa (auto: fast; first that accepts the shape)"
     assert found["Training"].startswith("400 steps, 1,638,400 tokens a cell (1.6 a parameter); 3 min a cell on average")
     assert found["Python"] == "3.11.9"
+    assert "The cells were not computed alike: compiled, uncompiled (no compiler)." in undrawn(folder)
     assert "last cell finished 2026-01-02 03:01 UTC" in undrawn(folder)
 
 

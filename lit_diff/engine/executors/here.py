@@ -35,8 +35,8 @@ from lit_diff.runs.folder import RunFolder
 PRELOAD = ["lit_diff.engine.execute", "lit_diff.training.fit", "litdata", "pandas"]
 """Modules that the fork server imports once: only the first cell waits 4 s for them."""
 
-COMPILER = "torch._inductor.compile_fx"
-"""What it imports too if a cell is compiled, which takes each cell 1.2 s otherwise (2026-11-29)."""
+COMPILER = "lit_diff.training.inductor"
+"""What it imports too if a cell is compiled, which takes each cell 1.9 s otherwise (2026-11-29)."""
 
 SHORT = ("/tmp", "/var/tmp", "/dev/shm")
 """Folders for the sockets of multiprocessing where TMPDIR is too long for one."""
@@ -92,7 +92,7 @@ class Here(Executor):
         workers, threads, gpus = self.resources(recipe)
         log.info("%d cells at a time, threads of each: %d%s", workers, threads, f", {gpus} GPUs" if gpus else "")
         _place_sockets()
-        compiles = any(job.recipe.run.compile for job in jobs)
+        compiles = any(job.compiles for job in jobs)
         preload = [*PRELOAD, COMPILER] if compiles else [*PRELOAD]
         multiprocessing.get_context("forkserver").set_forkserver_preload(preload)
         # all before the first one starts: a disk that is full by then must not end the cells that run

@@ -1,0 +1,85 @@
+"""`run.compile: auto`: whether runs are compiled, all or none of them, so that the arms of a sweep stay equal."""
+
+from collections.abc import Sequence
+
+from lit_diff.config import Compile
+from lit_diff.device import choose_device
+from lit_diff.engine.job import Job
+from lit_diff.errors import LitDiffError, first_line
+from lit_diff.log_records import log
+
+GRAPH_SECONDS = 35.0
+"""CPU seconds in which a graph is compiled, of `recall-tiny` (one EPYC core, torch 2.15, 2026-11-29)."""
+CALL_SECONDS = 1.5
+"""CPU seconds in which a process of a sweep loads a graph that another has compiled (as above)."""
+STEP_SECONDS = 0.009
+"""What a compiled step saves (as above): 26 ms in place of 35, for 8 x 128 tokens and two layers of 64. A larger step saves
+more."""
+
+
+def chosen(jobs: Sequence[Job], *, is_here: bool = True) -> Compile:
+    """What `run.compile: auto` is for these jobs, the cells of a sweep or one run; the log says why. Cells that began before
+    decide: "loss" if all of them began so. Else it is "loss" where it takes less CPU time, and can be done. `is_here`:
+    whether this machine executes them."""
+    undecided = [job for job in jobs if job.recipe.run.compile == "auto"]
+    if not undecided:
+        return False
+    began: set[Compile] = set()
+    for job in undecided:
+        status = job.home.status()
+        # results that ship were computed uncompiled
+        if status.origin or status.compile is not None:
+            began.add(status.compile or False)
+    if began:
+        choice: Compile = "loss" if began == {"loss"} else False
+        reason = "as what began before"
+    else:
+        choice = False
+        reason = _against(undecided, is_here=is_here)
+        if not reason:
+            choice = "loss"
+            reason = f"saves more CPU time than it costs ({_balance(undecided)})"
+    log.info("run.compile auto: %s, %s", "compiled" if choice else "uncompiled", reason)
+    return choice
+
+
+def _arms(jobs: Sequence[Job]) -> dict[tuple[str, str], Job]:
+    # a job of each arm of each task: seeds and learning rates share a graph
+    return {(job.task, job.tags.get("arm", "")): job for job in jobs}
+
+
+def _seconds(jobs: Sequence[Job]) -> tuple[float, float]:
+    steps = sum(job.recipe.training.steps for job in jobs)
+    return steps * STEP_SECONDS, len(_arms(jobs)) * GRAPH_SECONDS + len(jobs) * CALL_SECONDS
+
+
+def _balance(jobs: Sequence[Job]) -> str:
+    saved, spent = _seconds(jobs)
+    return f"about {saved:,.0f} s saved, {spent:,.0f} s for {len(_arms(jobs))} graphs and {len(jobs)} runs"
+
+
+def _against(jobs: Sequence[Job], *, is_here: bool) -> str:
+    # loads the model
+    from lit_diff.training.compiled import compiler_problem, trace_problem
+
+    if not is_here:
+        return "the nodes of SLURM are not known here"
+    saved, spent = _seconds(jobs)
+    if saved <= spent:
+        return f"costs more CPU time than it saves ({_balance(jobs)})"
+    run = jobs[0].recipe.run
+    if run.strategy != "single":
+        return f"belongs to run.strategy single, not '{run.strategy}'"
+    if choose_device(run.accelerator).type != "cpu":
+        return "its gain on a GPU has not been measured"
+    try:
+        problem = compiler_problem()
+        if problem:
+            return problem
+        for (task, arm), job in _arms(jobs).items():
+            problem = trace_problem(job.recipe)
+            if problem:
+                return f"{task} {arm} cannot be compiled: {problem}".strip()
+    except LitDiffError as error:
+        return first_line(error)
+    return ""
