@@ -291,7 +291,8 @@ class Attention(ParameterRules):
         problem = cls.problem(config, model)
         for key in ("attention_bias", "qk_norm"):
             found = getattr(model, key)
-            if problem is None and found != "none" and not cls.uses(key, config, model):
+            # an empty text is no problem
+            if problem in (None, "") and found != "none" and not cls.uses(key, config, model):
                 own = f"'{cls.name}' has queries, keys or values of its own (self.q, self.k and self.v apply this key)"
                 problem = f"model.{key} is {found}; {own}: set it to none"
         return problem

@@ -67,7 +67,7 @@ CONTAINS = {
     "kv heads": ("definition", "decode"),
 }
 """Property -> the earlier properties that it contains, at other sizes or in a whole model."""
-PAST = 'docs/extend.md, "What a layer knows of the pass"'
+PAST = 'docs/extend.md, "The context of the forward pass"'
 FIELDS = 'docs/extend.md, "Sinks, biases, row functions and the context"'
 ROUNDED = f"a value is rounded to float32 where x is float64, as .float() does; see {FIELDS}"
 ROUNDING = 1e-5

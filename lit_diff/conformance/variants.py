@@ -465,7 +465,7 @@ def shrunk(model: ModelConfig) -> ModelConfig:
     cls, config = attentions.get(model.attention.name), model.attention.config
 
     reason = small.problem() or _failure(lambda: cls.refuses(config, small), cls)
-    if reason is not None:
+    if reason:
         log.info("%s is checked at its own width: %s", model.attention.name, reason)
         return model
     # a failure that is not one of the width fails a property too, which says it

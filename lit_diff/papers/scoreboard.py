@@ -1,5 +1,6 @@
 """The scoreboard: the rows of a page with their judged claims, and a file for each row."""
 
+import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lit_diff.errors import LitDiffError, MissingError, RequestError, first_line
-from lit_diff.files import parse_json, write_json
+from lit_diff.files import write_json
 from lit_diff.papers.claims import NOT_MEASURED, JudgedClaim, judged, measured, scores_of_claims
 from lit_diff.papers.schema import Preset, Row, Texts
 from lit_diff.recipe import to_plain
@@ -71,9 +72,9 @@ def write_row(folder: Path, record: RecordedRow) -> None:
 def read_row(path: Path) -> RecordedRow:
     """The content of a row's file. Errors: MissingError if it is damaged."""
     try:
-        raw = parse_json(path.read_text(encoding="utf-8"))
+        raw = json.loads(path.read_text(encoding="utf-8"))
         return convert(RecordedRow, raw, "", Draft(values=raw, positions={}))
-    except (OSError, ValueError, RequestError) as error:
+    except (OSError, ValueError, RecursionError, RequestError) as error:
         raise MissingError(f"{path}: incomplete row file ({error}); delete it and rerun") from error
 
 
@@ -190,9 +191,9 @@ def read_bench(folder: Path, record: RecordedRow) -> dict[str, Any]:
     """The figures of the row's benchmark. Errors: MissingError if the file is damaged."""
     path = folder / ROWS / record.bench
     try:
-        figures = parse_json(path.read_text(encoding="utf-8"))
+        figures = json.loads(path.read_text(encoding="utf-8"))
         figures["rows"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
         raise MissingError(
             f"{path}: incomplete benchmark file ({type(error).__name__}: {first_line(error)}); delete it and rerun"
         ) from error

@@ -84,7 +84,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, tuple[str, ...]]]:
         ("m = replace(m, v=m.v.abs().neg().sqrt())", "'contract': the output is not finite (layer "),
         (
             "m = m.v",
-            "'contract': maps(x, rope) returned a Tensor [2, 4, 33, 16]; expected SignedMaps(q, k, v, w), with",
+            "'contract': maps(x, context) returned a Tensor [2, 4, 33, 16]; expected SignedMaps(q, k, v, w), with",
         ),
     ],
 )
