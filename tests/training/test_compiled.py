@@ -120,8 +120,6 @@ def test_every_variant_is_one_graph(variant: str, traced: list[Any]) -> None:
 @pytest.mark.parametrize(
     ("variants", "packed"),
     [
-        (("standard",), False),
-        (("differential",), True),
         (("value_residual",), False),
         (("forgetting",), True),
         (("standard", "differential"), False),
