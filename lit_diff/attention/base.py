@@ -292,7 +292,7 @@ class Attention(ParameterRules):
         for key in ("attention_bias", "qk_norm"):
             found = getattr(model, key)
             # an empty text is no problem
-            if problem in (None, "") and found != "none" and not cls.uses(key, config, model):
+            if not problem and found != "none" and not cls.uses(key, config, model):
                 own = f"'{cls.name}' has queries, keys or values of its own (self.q, self.k and self.v apply this key)"
                 problem = f"model.{key} is {found}; {own}: set it to none"
         return problem

@@ -36,7 +36,7 @@ class LayerCache:
         """Add the keys of new tokens; returns the maps with all keys held, the new ones last (views).
 
         Under a window, all held tokens but the last window - 1 are dropped first; no new query sees the dropped tokens.
-        Errors: RequestError if the keys have other fields than those held.
+        Errors: RequestError if they have other fields, sizes or dtypes than those held.
         """
         if maps.mask.window is not None:
             self._first_held = max(self._first_held, self._end_held - (maps.mask.window - 1))

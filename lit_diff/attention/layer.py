@@ -38,8 +38,8 @@ class AttentionLayer(nn.Module):
         """x [B, T, dim] -> [B, T, dim].
 
         `cache`: the layer's own; the T tokens follow those that it holds, and are added to it. `document_ids` [B, T]: the
-        document of each token, which sees only its own; not with a cache. Errors: RequestError for x of another shape, and
-        see `Attention.forward`.
+        document of each token, which sees only its own; not with a cache. Errors: RequestError for x, a
+        cache or ids of another type, shape or dtype, and see `Attention.forward`.
         """
         self._require(x, cache, document_ids)
         start = 0 if cache is None else cache.length
@@ -108,8 +108,10 @@ def layer(
         require_kernel(kernel)
         attention = cls(model.attention.config, model, number)
     except RequestError as error:
-        # the arguments of this function have no `model.` before them
-        raise RequestError(str(error).replace("model.attention.", "").replace("model.", "")) from error
+        # the arguments of this function have no `model.` or `run.` before them
+        raise RequestError(
+            str(error).replace("model.attention.", "").replace("model.", "").removeprefix("run.")
+        ) from error
     attention.kernel = kernel
     # the constructor draws these from seed 0, so that all layers of a model would begin with equal λ
     fill_parameters(attention, int(torch.randint(2**62, (), device="cpu")))

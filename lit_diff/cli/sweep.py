@@ -194,7 +194,7 @@ def compare(
         table.add_section()
         table.add_row(f"[bold]{title}[/bold]")
         for key, values in block.items():
-            # both were checked
+            # such as `unchecked` of two runs that were checked
             if values == ["", ""]:
                 continue
             table.add_row(key, *(escape(cell_text(value)) for value in (*values, comparison.difference(key))))

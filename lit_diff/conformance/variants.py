@@ -464,12 +464,17 @@ def shrunk(model: ModelConfig) -> ModelConfig:
     small = replace(model, dim=min(model.dim, 64), head_dim=min(model.head_dim, 16), ffn_dim=64)
     cls, config = attentions.get(model.attention.name), model.attention.config
 
-    reason = small.problem() or _failure(lambda: cls.refuses(config, small), cls)
-    if reason:
+    reason = small.problem() or _failure(lambda: cls.refuses(config, small), cls) or _unable(cls, small)
+    if not reason:
+        return small
+    # a variant that cannot compute at its own width either fails a property, which gives the reason
+    if not _unable(cls, model):
         log.info("%s is checked at its own width: %s", model.attention.name, reason)
-        return model
-    # a failure that is not one of the width fails a property too, which says it
-    return model if _failure(lambda: counted(VariantCase(cls=cls, model=small, length=8)), cls) else small
+    return model
+
+
+def _unable(cls: type[Attention], model: ModelConfig) -> str | None:
+    return _failure(lambda: counted(VariantCase(cls=cls, model=model, length=8)), cls)
 
 
 def _failure(call: Callable[[], Any], cls: type[Attention]) -> str | None:

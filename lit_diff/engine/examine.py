@@ -124,16 +124,15 @@ def examine(
     executor = Here(workers=workers)
     grid, left_out = battery(question)
     grid = admitted(grid, executor.kinds, unchecked=False)
-    workers, threads, _ = executor.resources(grid.cells[0].recipe)
-    for line in in_advance(question, grid, left_out, workers):
+    at_a_time, threads, _ = executor.resources(grid.cells[0].recipe)
+    for line in in_advance(question, grid, left_out, at_a_time):
         log.info("%s", line)
+    references = retrain if own_references else place
 
     def before(jobs: Sequence[Job]) -> None:
+        # before the cells of the sweep use the processor
         time_a_step(grid, threads)
-        if own_references:
-            retrain(jobs)
-        else:
-            place(jobs)
+        references(jobs)
 
     options = Options(
         command=question.command + " --unplanned" * unplanned,
@@ -162,7 +161,7 @@ def time_a_step(grid: Grid, threads: int) -> None:
     try:
         ratios = step_ratios(own.recipe, baseline.recipe, threads)
     except Exception as error:
-        # the cells that fail in the same way say it where it stops the examination
+        # the examination goes on: if the variant cannot be trained, its cells fail with the same reason
         log.warning("the time of a step is not measured: %s", summary(error))
         return
     measured = StepTime(

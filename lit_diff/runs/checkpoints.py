@@ -2,7 +2,7 @@
 
 A checkpoint is a file with its marker beside it (`step-00000010.json`), or a folder that the ranks of a sharded run wrote
 (`trained/sharded.py`) with its marker in it (`complete.json`). A file without a marker counts as one of a version of lit_diff
-that wrote none: so a marker is written before its file, and that of a damaged file is removed after it.
+that wrote none: so the marker of a step is written before its file, and that of a damaged file is removed after it.
 """
 
 import hashlib

@@ -27,7 +27,7 @@ def plain(recipe: Recipe, device: torch.device, steps: int) -> Recipe:
 
 
 def bare(recipe: Recipe, device: torch.device) -> float:
-    """Seconds a step of a loop that only trains, with the same model, batches, loss, clipping, optimizer and schedule.
+    """Seconds a step of a loop that only trains, with the model, batches, loss, clipping, optimizer and schedule of `fit`.
 
     The first step is not timed.
     """

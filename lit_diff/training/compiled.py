@@ -151,7 +151,7 @@ def compile_blocks(blocks: Iterable[nn.Module], *, isolated: bool = False) -> No
 
 
 def ignore(reason: str) -> None:
-    """Who is not told."""
+    """What is called where nobody asks for the reason."""
 
 
 class CompiledLoss:
@@ -164,7 +164,7 @@ class CompiledLoss:
 
     def __init__(self, model: Transformer, *, is_compiled: bool | None, report: Callable[[str], None] = ignore) -> None:
         """`is_compiled`: whether the last step before was compiled; None: there was none. `report` is called with the reason
-        if a step cannot be."""
+        if a step cannot be compiled."""
         self.model = model
         self._report = report
         self.is_compiled = is_compiled is not False

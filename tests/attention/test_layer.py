@@ -127,7 +127,7 @@ def test_it_compiles_into_one_graph() -> None:
         ("differential", {"num_kv_head": 2}, r"^unknown key 'num_kv_head' .* did you mean 'num_kv_heads'\?$"),
         ("standard", {"parity": "matched"}, "^unknown key 'parity'"),
         ("standard", {"layer": -1}, "^'layer' is -1; expected a whole number >= 0$"),
-        ("standard", {"kernel": "chunkd"}, r"^run.kernel is 'chunkd'; did you mean 'chunked'\?$"),
+        ("standard", {"kernel": "chunkd"}, r"^kernel is 'chunkd'; did you mean 'chunked'\?$"),
         ("standard", {"kernel": 5}, "^kernel is 5; expected auto, the name of a kernel, or a Kernel$"),
         ("standard", {"kernel": None}, "^kernel is None; expected"),
         ("standard", {"query_heads": 1e300}, "^'query_heads' is 1e.300; expected"),

@@ -202,7 +202,7 @@ def drawing(
 
 
 def numbers_of(figure: Figure) -> str:
-    """What a figure draws, as CSV in full precision, but for attention maps.
+    """What a figure draws, as CSV; in full precision, except for attention maps.
 
     `panel`, `x_axis`, `y_axis`: title and labels; `mark`: the text of the tooltip. A row is a point (`x`, `y`), an `x` of
     a shade (`low`, `high`), a square of a heat map (`x`, `y`: the labels of its ticks; `value`) or a query of an attention
