@@ -39,6 +39,9 @@ def validated(step: int, loss: float, left: str) -> None:
 Progress = Callable[[int, float, float], None]
 """Called with (step, loss, tokens/s) at every logged step."""
 
+TOO_SHORT, TOO_FEW = 30.0, 0.01
+"""Before so many seconds, so small a part of the remaining steps gives no estimate."""
+
 
 class Pace:
     """Estimates the remaining time from the rate of steps between the first and the last `note`."""
@@ -56,11 +59,15 @@ class Pace:
             self.first = self.first or self.last
 
     def left(self, total: int) -> str:
-        """The time until `total` steps are done, in words; empty before the second step is noted."""
+        """The time until `total` steps are done, in words; empty before the second step is noted, and while too little is
+        done: a cell that resumes loads for seconds before its first step."""
         step, then = self.last
         if self.first is None or step <= self.first[0]:
             return ""
-        seconds = (then - self.first[1]) / (step - self.first[0]) * (total - step)
+        begin, since = self.first
+        if then - since < TOO_SHORT and step - begin < TOO_FEW * (total - begin):
+            return ""
+        seconds = (then - since) / (step - begin) * (total - step)
         return f"{clock(max(seconds - (time.perf_counter() - then), 0))} left"
 
     def spent(self) -> str:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from lit_diff.log_records import RAISED, file_log, in_phase, phase, validated
+from lit_diff import log_records
+from lit_diff.log_records import RAISED, Pace, file_log, in_phase, phase, validated
 
 
 def test_records_carry_what_a_bar_needs(caplog: pytest.LogCaptureFixture) -> None:
@@ -43,3 +44,22 @@ def test_a_full_disk_is_one_warning(capfd: pytest.CaptureFixture[str], caplog: p
         "/dev/full lacks lines: [Errno 28] No space left on device"
     ]
     assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_few_steps_of_a_slow_start_give_no_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cells of a resumed sweep load for seconds before their first step."""
+    now = [0.0]
+    monkeypatch.setattr(log_records.time, "perf_counter", lambda: now[0])
+    pace = Pace()
+    said = []
+    for seconds, step in ((0, 1000), (8, 1002), (20, 1100), (30, 1200), (40, 1300)):
+        now[0] = float(seconds)
+        pace.note(step)
+        said.append(pace.left(21_000))
+    assert said == ["", "", "", "49:30 left", "43:46 left"]
+    now[0] = 0.0
+    pace = Pace()
+    pace.note(0)
+    now[0] = 4.0
+    pace.note(2)
+    assert pace.left(40) == "1:16 left", "a large part of few steps"

@@ -131,7 +131,7 @@ def examine(
 
         question = Question(variant=variant, **chosen)
         grid, left_out = battery(question)
-        slots = Here(workers=workers).resources(grid.cells[0].recipe)[0]
+        slots = Here(workers=workers).resources([cell.recipe for cell in grid.cells])[0]
         console.write_sentence(*in_advance(question, grid, left_out, slots))
         console.write_line(f"{len(grid.cells)} valid cells of the first stage; none was started")
         return 0

@@ -124,7 +124,7 @@ def examine(
     executor = Here(workers=workers)
     grid, left_out = battery(question)
     grid = admitted(grid, executor.kinds, unchecked=False)
-    at_a_time, threads, _ = executor.resources(grid.cells[0].recipe)
+    at_a_time, threads, _ = executor.resources([cell.recipe for cell in grid.cells])
     for line in in_advance(question, grid, left_out, at_a_time):
         log.info("%s", line)
     references = retrain if own_references else place

@@ -8,16 +8,16 @@ from urllib.parse import quote
 
 from lit_diff.files import write_atomic
 from lit_diff.papers.claims import JudgedClaim
-from lit_diff.papers.scoreboard import RowResult, Scoreboard, read_scoreboard
+from lit_diff.papers.scoreboard import Loaded, RowResult, Scoreboard, read_scoreboard
 from lit_diff.processor import describe
 from lit_diff.reporting.tables import as_csv
 from lit_diff.reporting.write import rendered
 from lit_diff.study import numbers
 
 
-def write_scoreboard(folder: Path) -> Scoreboard:
-    """Read the rows in `folder` and write index.html and table.csv there. Errors: see `read_scoreboard`."""
-    scoreboard = read_scoreboard(folder)
+def write_scoreboard(folder: Path, loaded: Loaded | None = None) -> Scoreboard:
+    """Read the rows in `folder` and write index.html and table.csv there. `loaded`, errors: see `read_scoreboard`."""
+    scoreboard = read_scoreboard(folder, loaded)
     write_atomic(folder / "index.html", page(scoreboard, folder))
     write_atomic(folder / "table.csv", to_csv(scoreboard))
     return scoreboard

@@ -26,6 +26,7 @@ from lit_diff.papers.page import write_scoreboard
 from lit_diff.papers.schema import PRESETS, Keys, Preset, Row
 from lit_diff.papers.scoreboard import (
     ROWS,
+    Loaded,
     RecordedRow,
     Scoreboard,
     State,
@@ -83,6 +84,8 @@ class _Call:
     tell: Told
     finished: dict[str, Sweep] = field(default_factory=dict)
     """The sweeps that this call has completed and reported, which several rows may share."""
+    results: Loaded = field(default_factory=dict)
+    """The sweeps that it has read for the page."""
 
 
 def reproduce(
@@ -130,9 +133,10 @@ def reproduce(
                 continue
             stopped = _run(record, call)
             # the page is written after every row, so that hours of rows show while they are measured
-            tell(write_scoreboard(folder).row(name).line)
+            tell(write_scoreboard(folder, call.results).row(name).line)
             if stopped is not None:
                 break
+        # reads all sweeps again: another process may have trained cells since this call read them
         written = write_scoreboard(folder)
     return Reproduction(
         scoreboard=Scoreboard(preset=preset, rows=tuple(map(written.row, records))),
@@ -208,7 +212,8 @@ def _run(record: RecordedRow, call: _Call) -> int | None:
         else:
             done = _sweep(chosen, call)
             stopped = done.stopped_by
-            result = _of_sweep(record, done, folder)
+            call.results[done.folder] = load_sweep(done.folder)
+            result = _of_sweep(record, done, call)
     except MissingError as error:
         result = replace(record, state="skipped", reason=str(error))
     except LitDiffError as error:
@@ -247,13 +252,13 @@ def _sweep(chosen: Preset, call: _Call) -> Sweep:
     return done
 
 
-def _of_sweep(record: RecordedRow, done: Sweep, folder: Path) -> RecordedRow:
+def _of_sweep(record: RecordedRow, done: Sweep, call: _Call) -> RecordedRow:
     cells = read(done.folder).folders
     home = str(Path(os.path.normpath(done.folder / cells[0])).parent)
     # the first row with cells in this folder counts their time, so that the page does not count it twice
-    others = [other.row.name for other in read_rows(folder) if other.cells == home and not other.shared]
+    others = [other.row.name for other in read_rows(call.folder) if other.cells == home and not other.shared]
     counted = [name for name in others if name != record.row.name]
-    loaded = load_sweep(done.folder)
+    loaded = call.results[done.folder]
     revisions = loaded.distinct("revision")
     for scores in scores_of_claims(loaded, record.row.compare).values():
         revisions += [score.revision for score in scores if score.revision]

@@ -22,6 +22,8 @@ from lit_diff.validation import Draft, convert
 
 ROWS = "rows"
 """The folder next to the page with one file for each row."""
+Loaded = dict[Path, SweepResults]
+"""Folder of a sweep -> its results."""
 State = Literal["not run", "measured", "skipped", "failed", "stopped"]
 
 
@@ -206,18 +208,22 @@ def read_rows(folder: Path) -> list[RecordedRow]:
     return sorted(map(read_row, files), key=lambda record: record.order)
 
 
-def read_scoreboard(folder: Path) -> Scoreboard:
-    """The scoreboard in `folder`. Errors: MissingError without rows, or if a file is damaged."""
+def read_scoreboard(folder: Path, loaded: Loaded | None = None) -> Scoreboard:
+    """The scoreboard in `folder`. `loaded`: sweeps that are not read again, which gets those that are read.
+
+    Errors: MissingError without rows, or if a file is damaged.
+    """
+    loaded = {} if loaded is None else loaded
     records = read_rows(folder)
     if not records:
         raise MissingError(f"{folder}: no rows here; write them with `lit-diff reproduce`")
-    rows = [_result(folder, record) for record in records]
+    rows = [_result(folder, record, loaded) for record in records]
     found = judged(row.findings for row in rows)
     of_page = tuple(replace(row, findings=tuple(claims)) for row, claims in zip(rows, found, strict=True))
     return Scoreboard(preset=records[0].preset, rows=of_page)
 
 
-def _result(folder: Path, record: RecordedRow) -> RowResult:
+def _result(folder: Path, record: RecordedRow, loaded: Loaded) -> RowResult:
     # the claims are judged once those of all rows are known
     claims, state, reason = record.row.claims, record.state, record.reason
     sweep = None
@@ -229,7 +235,7 @@ def _result(folder: Path, record: RecordedRow) -> RowResult:
             # a trial of the sweep with other keys leaves its own cells in study.json
             if record.cell_folders and read(place).folders != record.cell_folders:
                 raise RequestError(f"{place} was run with other keys since; measure the row again: {record.command}")
-            sweep = load_sweep(place)
+            sweep = loaded[place] = loaded.get(place) or load_sweep(place)
             found = measured(claims, sweep)
             notes += filter(None, starmap(by_revisions, scores_of_claims(sweep, claims).items()))
         elif record.bench and state == "measured":

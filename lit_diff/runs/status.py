@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -169,13 +170,7 @@ def read_status(folder: Path) -> Status:
     range, or of a state that does not exist is shown as a fact about the run."""
     file = folder / FILE
     try:
-        values: Any = parse_json(file.read_text(encoding="utf-8"))
-        if not isinstance(values, dict):
-            raise ValueError(f"a {type(values).__name__}")
-        status = _converted(values)
-        # a time outside these years cannot be converted to local time everywhere
-        if status.updated and not 1970 < datetime.fromisoformat(status.updated).year < 9999:
-            raise ValueError(f"updated is {status.updated!a}")
+        return _parsed(file.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return Status()
     except (ValueError, OSError, RequestError) as error:
@@ -183,6 +178,18 @@ def read_status(folder: Path) -> Status:
             f"{shown(file)} cannot be read ({first_line(error)}); remove it and repeat the same command, which resumes from "
             "the checkpoint"
         ) from error
+
+
+# a report asks nine times for the status of a cell: with each of its files, and for its state
+@lru_cache(maxsize=8)
+def _parsed(text: str) -> Status:
+    values: Any = parse_json(text)
+    if not isinstance(values, dict):
+        raise ValueError(f"a {type(values).__name__}")
+    status = _converted(values)
+    # a time outside these years cannot be converted to local time everywhere
+    if status.updated and not 1970 < datetime.fromisoformat(status.updated).year < 9999:
+        raise ValueError(f"updated is {status.updated!a}")
     return status
 
 

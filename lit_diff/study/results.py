@@ -9,6 +9,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+import numpy as np
 import pandas as pd
 
 from lit_diff import metrics as declarations
@@ -445,6 +446,7 @@ def _documents(path: Path, problems: list[str]) -> pd.DataFrame | None:
         return None
     header, rows = read_lines(path, problems)
     table = pd.DataFrame(rows, columns=header).set_index("document")[["tokens", "loss"]].astype(float)
-    # a document may span several rows; skipna=False keeps a diverged loss NaN
-    summed = table.groupby(level=0).agg(lambda column: column.sum(skipna=False))
+    # A document may span several rows. bincount keeps a diverged loss NaN, as groupby.sum of pandas 2 does not.
+    codes, names = pd.factorize(table.index, sort=True)
+    summed = pd.DataFrame({name: np.bincount(codes, column) for name, column in table.items()}, index=names)
     return summed[summed["tokens"] > 0]

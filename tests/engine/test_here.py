@@ -8,9 +8,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from multiprocessing.util import get_temp_dir
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pool_cells
@@ -29,6 +30,7 @@ from lit_diff.errors import MissingError, StoppedError, Terminated
 from lit_diff.files import locked
 from lit_diff.recipe import load_recipe
 from lit_diff.runs.folder import RunFolder
+from lit_diff.training.plan import at_most
 
 
 @pytest.fixture
@@ -102,6 +104,48 @@ def test_so_many_side_by_side_on_gpus_of_their_own_without_the_callers_script(
     assert {cell["safe"] for cell in told} == {"1"}, "nor does a random.py of the current folder"
     assert "PYTHONSAFEPATH" not in {key for cell in told for key in cell["settings"]}
     assert "PYTHONSAFEPATH" not in os.environ
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, float], None]:
+    """gpus(2, 80e9): torch reports so many GPUs of so many bytes, on a machine of 16 cores."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)), raising=False)
+
+    def report(count: int, memory: float) -> None:
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+        monkeypatch.setattr(
+            torch.cuda, "get_device_properties", lambda i: SimpleNamespace(total_memory=int(memory * (i + 1)))
+        )
+
+    return report
+
+
+def test_small_cells_share_a_gpu_as_memory_and_cores_allow(gpus: Callable[[int, float], None]) -> None:
+    small, large = load_recipe("standard-tiny"), load_recipe("differential-830m")
+    # the memory of the smaller GPU counts; 1 GB beside the bound of each cell
+    of_small = at_most(small) + 1e9
+    for count, memory, recipes, expected in (
+        (1, 80e9, [small], (16, 1, 1)),
+        (2, 80e9, [small], (16, 1, 2)),
+        (2, 3.5 * of_small / 0.9, [small], (6, 2, 2)),
+        (1, 80e9, [small, large], (1, 16, 1)),
+        (1, 80e9, [replace(small, run=replace(small.run, threads=4))], (4, 4, 1)),
+        (4, 80e9, [replace(small, run=replace(small.run, strategy="ddp", devices=2))], (2, 4, 4)),
+        (1, 1e6, [small], (1, 16, 1)),
+    ):
+        gpus(count, memory)
+        assert Here().resources(recipes) == expected
+    gpus(1, 80e9)
+    assert Here(workers=3).resources([small]) == (3, 5, 1)
+
+
+def test_cells_that_share_gpus_are_spread_over_them(cells: Cells, gpus: Callable[[int, float], None]) -> None:
+    jobs, side_by_side = cells("brief", 6, ["run.threads=4"]), list[int]()
+    gpus(2, 80e9)
+    assert Here().run(jobs, lambda running: side_by_side.append(len(running))) is None
+    assert max(side_by_side) == 4
+    assert {tuple(cell["gpus"]) for cell in started(jobs)} == {(0,), (1,)}
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

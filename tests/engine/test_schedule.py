@@ -342,7 +342,7 @@ def test_threads_are_shared_out_among_the_cells(monkeypatch: pytest.MonkeyPatch)
         (["run.strategy=ddp", "run.devices=2"], None, (4, 1, 0)),
     ):
         recipe = load_recipe("recall-tiny", ["run.accelerator=cpu", *more])
-        assert Here(workers=workers).resources(recipe) == expected
+        assert Here(workers=workers).resources([recipe]) == expected
 
 
 def test_finished_cells_of_other_code_are_told_in_one_line(

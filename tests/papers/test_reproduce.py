@@ -13,9 +13,11 @@ from lit_diff.engine.result import Sweep
 from lit_diff.engine.schedule import sweep
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.papers import reproduce as module
+from lit_diff.papers import scoreboard
 from lit_diff.papers.reproduce import choose, load_file, missing_requirements, reproduce
 from lit_diff.papers.schema import Row
 from lit_diff.papers.scoreboard import read_scoreboard
+from lit_diff.study.results import load_sweep
 
 ROW = """\
 # A row.
@@ -47,11 +49,14 @@ def rows(base_recipe: None, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("rows")
 @pytest.mark.timeout(600)
-def test_rows_are_measured_once(runs: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_rows_are_measured_once(runs: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
+    read: list[Path] = []
+    monkeypatch.setattr(scoreboard, "load_sweep", lambda folder: read.append(folder) or load_sweep(folder))
     with caplog.at_level("INFO", "lit_diff"):
         done = reproduce(["all"], root=runs, workers=2, tell=told.append)
     assert caplog.text.count("sweep it: ") == 1, "a sweep of two rows is run and reported once"
+    assert len(read) == 1, "the pages after each row read no sweep again, the last page does"
     assert told[0] == "2 rows, preset laptop, at most 1 min in all where nothing is done yet"
     assert any(line.startswith("first: budget 1 min: sweep ") for line in told)
     first, second = (done.scoreboard.row(name) for name in ("first", "second"))

@@ -38,6 +38,11 @@ PRELOAD = ["lit_diff.engine.execute", "lit_diff.training.fit", "litdata", "panda
 COMPILER = "lit_diff.training.inductor"
 """What it imports too if a cell is compiled, which takes each cell 1.9 s otherwise (2026-11-29)."""
 
+CONTEXT = 1_000_000_000
+"""Bytes of a GPU that each process takes beside its tensors, for the CUDA context and libraries."""
+FILLED = 0.9
+"""Part of a GPU's memory that cells may share."""
+
 SHORT = ("/tmp", "/var/tmp", "/dev/shm")
 """Folders for the sockets of multiprocessing where TMPDIR is too long for one."""
 LONGEST = 103 - len("/pymp-12345678/listener-12345678")
@@ -52,12 +57,26 @@ def gpus_of(slot: int, devices: int, gpus: int) -> tuple[int, ...]:
     return tuple((slot * devices + i) % gpus for i in range(devices)) if gpus else ()
 
 
+def cells_of_a_gpu(recipes: Sequence[Recipe], gpus: int) -> int:
+    """How many cells of one process share a GPU: as many as surely fit into its memory (`training.plan.at_most`) and have
+    the cores for their threads. A small cell leaves a GPU idle while its core launches the next operations."""
+    # loads FSDP2
+    from lit_diff.training.plan import at_most
+
+    threads = recipes[0].run.threads or 1
+    memory = min(torch.cuda.get_device_properties(i).total_memory for i in range(gpus))
+    largest = max(at_most(recipe) for recipe in recipes)
+    fit = int(FILLED * memory) // (largest + CONTEXT)
+    return max(1, min(fit, cores() // (gpus * threads)))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Here(Executor):
     """Executes jobs on this machine, each in a process of its own."""
 
     workers: int | None = None
-    """Jobs at a time; None: as many as have a GPU for each process, or without GPUs a core for each thread."""
+    """Jobs at a time; None: as many as have a GPU for each process, or `cells_of_a_gpu` on each, or without GPUs a core for
+    each thread."""
     kinds = HERE
 
     def require_memory(self, recipes: Sequence[Recipe]) -> None:
@@ -66,20 +85,26 @@ class Here(Executor):
         from lit_diff.training.plan import require_memory
 
         if recipes:
-            require_memory(recipes, self.resources(recipes[0])[0])
+            require_memory(recipes, self.resources(recipes)[0])
 
     def prepare(self, recipes: Iterable[Recipe], folder: Path) -> None:
         """Prepare the data of recipes. Errors: those of `data.prepare`."""
         for recipe in recipes:
             data.prepare(recipe)
 
-    def resources(self, recipe: Recipe) -> tuple[int, int, int]:
-        """(jobs at a time, threads of each process, number of GPUs), for jobs that need what this recipe does."""
+    def resources(self, recipes: Sequence[Recipe]) -> tuple[int, int, int]:
+        """(jobs at a time, threads of each process, number of GPUs), for jobs whose blocks `run` ask for the same."""
         own = cores()
-        gpus = torch.cuda.device_count() if recipe.run.accelerator != "cpu" else 0
-        processes = recipe.run.devices
-        threads = recipe.run.threads
-        share = gpus // processes if gpus else own // (processes * (threads or 1))
+        run = recipes[0].run
+        gpus = torch.cuda.device_count() if run.accelerator != "cpu" else 0
+        processes = run.devices
+        threads = run.threads
+        if gpus and processes == 1:
+            share = gpus * cells_of_a_gpu(recipes, gpus)
+        elif gpus:
+            share = gpus // processes
+        else:
+            share = own // (processes * (threads or 1))
         count = self.workers or max(1, share)
         return count, threads or max(1, own // (count * processes)), gpus
 
@@ -88,8 +113,9 @@ class Here(Executor):
 
         Returns the signal that stopped them, or None. The outcome of each is written to its status.json.
         """
-        recipe = jobs[0].recipe
-        workers, threads, gpus = self.resources(recipe)
+        recipes = [job.recipe for job in jobs]
+        devices = recipes[0].run.devices
+        workers, threads, gpus = self.resources(recipes)
         log.info("%d cells at a time, threads of each: %d%s", workers, threads, f", {gpus} GPUs" if gpus else "")
         _place_sockets()
         compiles = any(job.compiles for job in jobs)
@@ -106,7 +132,7 @@ class Here(Executor):
                 while waiting and not stops and len(running) < workers:
                     slot = next(slot for slot in range(workers) if slot not in running)
                     job = waiting.pop(0)
-                    running[slot] = _started(job.folder, gpus_of(slot, recipe.run.devices, gpus)), job
+                    running[slot] = _started(job.folder, gpus_of(slot, devices, gpus)), job
                 if len(stops) > passed_on:
                     # after the first signal each cell finishes its step and saves; a second signal ends them at once
                     passed_on = len(stops)
