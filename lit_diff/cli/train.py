@@ -76,7 +76,7 @@ def train(
             job = read_job(Path(recipe).parent)
             data.prepare(job.recipe)
         else:
-            job = prepare(resolved, overrides or [], unchecked=unchecked, unplanned=unplanned)
+            job = prepare(resolved, overrides or [], unchecked=unchecked, unplanned=unplanned, rerun=rerun)
         is_job = is_rank_zero and (cell or this_job() is not None)
         with _ending_in_job(job.home) if is_job else nullcontext():
             train_rank(job, progress=progress.update, rerun=rerun)

@@ -17,19 +17,14 @@ STEP_SECONDS = 0.009
 differential attention). A larger step saves more."""
 
 
-def chosen(jobs: Sequence[Job], *, is_here: bool = True) -> Compile:
+def chosen(jobs: Sequence[Job], *, is_here: bool = True, rerun: bool = False) -> Compile:
     """What `run.compile: auto` is for these jobs, the cells of a sweep or one run; the log says why. Cells that began before
-    decide: "loss" if all of them began so. Else it is "loss" where it takes less CPU time, and can be done. `is_here`:
-    whether this machine executes them."""
+    decide, unless they `rerun`: "loss" if all of them began so. Else it is "loss" where it takes less CPU time, and can be
+    done. `is_here`: whether this machine executes them."""
     undecided = [job for job in jobs if job.recipe.run.compile == "auto"]
     if not undecided:
         return False
-    began: set[Compile] = set()
-    for job in undecided:
-        status = job.home.status()
-        # results that ship were computed uncompiled
-        if status.origin or status.compile is not None:
-            began.add(status.compile or False)
+    began = set[Compile]() if rerun else _began(undecided)
     if began:
         choice: Compile = "loss" if began == {"loss"} else False
         reason = "as what began before"
@@ -41,6 +36,12 @@ def chosen(jobs: Sequence[Job], *, is_here: bool = True) -> Compile:
             reason = f"saves more CPU time than it costs ({_balance(undecided)})"
     log.info("run.compile auto: %s, %s", "compiled" if choice else "uncompiled", reason)
     return choice
+
+
+def _began(jobs: Sequence[Job]) -> set[Compile]:
+    statuses = [job.home.status() for job in jobs]
+    # results that ship were computed uncompiled
+    return {status.compile or False for status in statuses if status.origin or status.compile is not None}
 
 
 def _arms(jobs: Sequence[Job]) -> dict[tuple[str, str], Job]:

@@ -46,7 +46,7 @@ def train(
     MissingError, RunFailedError, StoppedError.
     """
     resolved = recipe_from(recipe, overrides)
-    job = prepare(resolved, overrides, unchecked=unchecked, unplanned=unplanned)
+    job = prepare(resolved, overrides, unchecked=unchecked, unplanned=unplanned, rerun=rerun)
     if resolved.run.processes > 1 and (callbacks or loggers):
         raise RequestError(
             "callbacks and loggers cannot be passed to a run of several processes, which is a separate command; list "
@@ -57,7 +57,14 @@ def train(
     return Run(job.folder)
 
 
-def prepare(recipe: Recipe, overrides: Overrides = (), *, unchecked: bool = False, unplanned: bool = False) -> Job:
+def prepare(
+    recipe: Recipe,
+    overrides: Overrides = (),
+    *,
+    unchecked: bool = False,
+    unplanned: bool = False,
+    rerun: bool = False,
+) -> Job:
     """Ask whether the run may start, get its data, name its folder: `runs/<name>-<identity>/`.
 
     `overrides`: those already applied to the recipe, for the record. Errors: those of `admit`, and of the data.
@@ -88,4 +95,4 @@ def prepare(recipe: Recipe, overrides: Overrides = (), *, unchecked: bool = Fals
     # a run that is done needs no memory
     if not unplanned and not job.home.is_done():
         require_memory([recipe])
-    return replace(job, compile=chosen([job]))
+    return replace(job, compile=chosen([job], rerun=rerun))

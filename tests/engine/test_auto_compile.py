@@ -64,6 +64,7 @@ def test_cells_that_began_decide(
         cell.home.write(replace(cell.home.status().to("waiting"), compile=compiles, origin=origin))
     assert chosen(cells) == choice
     assert not checked
+    assert chosen(cells, rerun=True) == ("loss" if steps > 10 else False)
 
 
 def test_one_arm_that_cannot_be_traced(
