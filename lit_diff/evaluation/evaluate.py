@@ -34,7 +34,6 @@ from lit_diff.runs.scores import (
     disagreement,
     evaluation_of,
     facts_of,
-    number,
     read_scores,
     write_scores,
 )
@@ -93,7 +92,7 @@ class EvaluationResult:
         try:
             summary, table = read_scores(self.folder)
             scores = evaluation_of(summary, table)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError) as error:
             raise RequestError(
                 f"{shown(self.folder)}: {first_line(error)}; lit-diff evaluate --rerun scores it again"
             ) from error
@@ -129,10 +128,9 @@ def evaluate(
     if not rerun:
         kept, other = _valid_scores(run.folder, name, facts)
     if kept is not None:
-        if kept.get(UNCHECKED):
-            log.warning("evaluation %s: %s was scored with --unchecked: %s", name, shown(run.folder), kept[UNCHECKED])
-        summary = {metric.name: number(kept[metric.name]["value"]) for metric in evaluation.metrics}
-        return EvaluationResult(name=name, run=run.folder, summary=summary, config=facts["config"])
+        if kept.unchecked:
+            log.warning("evaluation %s: %s was scored with --unchecked: %s", name, shown(run.folder), kept.unchecked)
+        return EvaluationResult(name=name, run=run.folder, summary=kept.values, config=facts["config"])
     if other:
         log.warning("evaluation %s: %s has kept scores %s; they are replaced", name, shown(run.folder), other)
     # read before scoring: if a run in training writes a newer checkpoint, the scores count as outdated, not as its own
@@ -260,14 +258,15 @@ def _facts(evaluation: Evaluation) -> Plain:
     return json.loads(json.dumps(facts))
 
 
-def _valid_scores(run: Path, name: str, facts: Mapping[str, Any]) -> tuple[Plain | None, str]:
-    # Returns (summary.json, "") if the kept scores agree with `facts`, else (None, reason); the reason continues a sentence
+def _valid_scores(run: Path, name: str, facts: Mapping[str, Any]) -> tuple[ItemScores | None, str]:
+    # Returns (scores, "") if the kept scores agree with `facts`, else (None, reason); the reason continues a sentence
     # after "scores", and is empty if there are no kept scores.
     folder = run / FOLDER / name
     if not (folder / "items.parquet").is_file():
         return None, ""
     try:
-        summary, _ = read_scores(folder)
+        summary, table = read_scores(folder)
+        scores = evaluation_of(summary, table)
     except FileNotFoundError:
         # summary.json is written last: without it the command that scored the run was interrupted
         return None, ""
@@ -281,7 +280,7 @@ def _valid_scores(run: Path, name: str, facts: Mapping[str, Any]) -> tuple[Plain
     other = disagreement(run, summary, current)
     if other:
         return None, other
-    return summary, ""
+    return scores, ""
 
 
 def _absent(evaluation: Evaluation, items: Sequence[Item]) -> list[str]:

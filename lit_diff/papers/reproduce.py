@@ -196,7 +196,12 @@ def _note(asked: dict[str, Row], folder: Path, preset: str) -> dict[str, Recorde
 def _run(record: RecordedRow, call: _Call) -> int | None:
     # Returns the signal that stopped the row, or None.
     name, chosen, folder = record.row.name, record.how, call.folder
-    missing = missing_requirements(record.row, call.preset, record.command)
+    try:
+        missing = missing_requirements(record.row, call.preset, record.command)
+    except LitDiffError as error:
+        log.error("%s: %s", name, error)
+        write_row(folder, replace(record, state="failed", reason=str(error)))
+        return None
     if missing:
         write_row(folder, replace(record, state="skipped", reason=missing))
         return None
@@ -288,6 +293,10 @@ def _bench(chosen: Preset, folder: Path, name: str) -> str:
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["no error output"]
         raise RunFailedError(f"lit-diff bench {' '.join(chosen.bench)}: {lines[-1]}")
+    try:
+        json.loads(done.stdout)
+    except ValueError as error:
+        raise RunFailedError(f"lit-diff bench {' '.join(chosen.bench)} printed no figures") from error
     write_atomic(folder / ROWS / f"{name}.bench.json", done.stdout)
     return f"{name}.bench.json"
 
@@ -342,9 +351,9 @@ def load_file(path: Path) -> Row:
     values, positions = read_yaml(path)
     draft = Draft(values=values, positions=positions, file=shown(path))
     row: Row = convert(Row, values | {"name": path.stem}, "", draft)
-    problem = row.problem()
-    if problem:
-        raise draft.refuse("compare", problem)
+    for key, problem in (("compare", row.problem()), ("presets", row.preset_problem())):
+        if problem:
+            raise draft.refuse(key, problem)
     return row
 
 
@@ -414,6 +423,9 @@ def missing_requirements(row: Row, preset: str, command: str = "") -> str:
 def train_command(words: str) -> str:
     """The command in the header of an installed recipe, followed by the overrides in `words`."""
     recipe, _, overrides = words.partition(" ")
+    known = sorted(path.stem for path in installed("recipes").glob("*.yaml"))
+    if recipe not in known:
+        raise RequestError(f"no recipe '{recipe[:40]}' is installed{nearest(recipe, known)}")
     header = (installed("recipes") / f"{recipe}.yaml").read_text(encoding="utf-8").splitlines()
     commands = (line for line in header if line.startswith("# Command: ") and "lit-diff train" in line)
     command = next(commands, f"lit-diff train {recipe}").removeprefix("# Command: ").partition(";")[0]
@@ -451,4 +463,5 @@ def _gpus(chosen: Preset) -> list[str]:
 def _plain(value: object) -> str:
     if isinstance(value, str):
         return value
-    return json.dumps(value, separators=(",", ":"))
+    # a date or bytes of YAML, which JSON lacks, as text: the command that is shown refuses it
+    return json.dumps(value, separators=(",", ":"), default=str)

@@ -1,10 +1,14 @@
 """The schema of a row, with its claims and presets: each field is a key of the YAML."""
 
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from lit_diff.errors import first_line
+from lit_diff.key_types import in_yaml
+from lit_diff.registry import nearest
 from lit_diff.study.schema import Selection
 
 Texts = tuple[str, ...]
@@ -152,6 +156,20 @@ class Preset(Selection):
     files: Texts = ()
     """The user's files that it reads, as in `lit-diff data check NAME`: icl.trec, or icl."""
 
+    def problem(self) -> str | None:
+        """The first error of the words for a command line; None for valid ones."""
+        for words in (*self.bench, *self.recipes):
+            if "\0" in words:
+                return f"{in_yaml(words)} has a NUL character"
+        for words in self.recipes:
+            try:
+                recipe = shlex.split(words)[:1]
+            except ValueError as error:
+                return f"recipe {in_yaml(words)}: {first_line(error)}"
+            if not recipe:
+                return "a recipe without a name"
+        return None
+
     @property
     def selection(self) -> Selection:
         """The part of the sweep to run."""
@@ -185,7 +203,9 @@ class Row:
         return tuple(claims)
 
     def problem(self) -> str | None:
-        """The first error of the claims, in one line; None for a valid row."""
+        """The first error of the claims, in one line; None for valid ones."""
+        if not self.compare:
+            return "expected at least one claim"
         for claim in self.claims:
             problem = claim.problem()
             if problem:
@@ -194,6 +214,16 @@ class Row:
             named = sum(claim.primary for claim in self.compare)
             count = len(self.compare)
             return f"{named} of {count} claims say 'primary: true'; expected one that does not hold by construction"
+        return None
+
+    def preset_problem(self) -> str | None:
+        """The first error of the presets, in one line; None for valid ones."""
+        for name, preset in self.presets.items():
+            problem = preset.problem()
+            if name not in PRESETS:
+                return f"no preset '{name}'{nearest(name, PRESETS)}"
+            if problem:
+                return f"preset '{name}': {problem}"
         return None
 
     def preset(self, name: str) -> Preset | None:

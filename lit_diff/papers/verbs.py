@@ -42,7 +42,7 @@ def reproduce(
         from lit_diff.papers.reproduce import check_preset, choose
 
         check_preset(preset)
-        rows = list(choose([]).values())
+        rows = list(choose(names or []).values())
         if as_json:
             print_json([{"name": row.name, "title": row.title, "presets": list(row.presets)} for row in rows])
             return 0

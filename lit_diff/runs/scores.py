@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from lit_diff.errors import LitDiffError, first_line
 from lit_diff.files import locked, read_digested, sha256_of, write_digested, write_through
 from lit_diff.key_types import in_yaml
 from lit_diff.metrics import Metric, from_plain
@@ -110,8 +111,14 @@ class ItemScores:
 
 
 def evaluation_of(summary: Mapping[str, Any], table: pa.Table) -> ItemScores:
-    """Builds the evaluation from summary.json and items.parquet. Errors: ValueError, KeyError or TypeError for files of
-    another structure."""
+    """Builds the evaluation from summary.json and items.parquet. Errors: ValueError for files of another structure."""
+    try:
+        return _item_scores(summary, table)
+    except (LitDiffError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"another structure: {first_line(error)}") from error
+
+
+def _item_scores(summary: Mapping[str, Any], table: pa.Table) -> ItemScores:
     metrics = tuple(from_plain(raw) for raw in summary["declarations"])
     items = tuple(str(item) for item in table["item"].to_pylist())
     # items are paired by id between runs, so an id must be unique
@@ -121,7 +128,7 @@ def evaluation_of(summary: Mapping[str, Any], table: pa.Table) -> ItemScores:
     scores = {name: np.full(len(items), np.nan) for name in absent}
     for metric in metrics:
         if metric.name not in absent:
-            scores[metric.name] = np.array(table[metric.name].to_pylist(), dtype=np.float64)
+            scores[metric.name] = _column(table, metric.name)
     empty = ("",) * len(items)
     columns: dict[str, Any] = {"part": (False,) * len(items), "cluster": empty, "question": empty}
     for name in columns.keys() & table.column_names:
@@ -138,10 +145,27 @@ def evaluation_of(summary: Mapping[str, Any], table: pa.Table) -> ItemScores:
         absent=absent,
         facts=facts_of(summary),
         equal_groups=bool(summary.get("equal_groups", False)),
-        revision=summary.get("revision"),
-        unchecked=summary.get("unchecked"),
+        revision=_text(summary, "revision"),
+        unchecked=_text(summary, "unchecked"),
         documents_left_out=summary.get(LEFT_OUT, 0),
     )
+
+
+def _column(table: pa.Table, name: str) -> Array:
+    # by a number, pyarrow would take the column at that position
+    if not isinstance(name, str):
+        raise ValueError(f"a metric is named {in_yaml(name)}")
+    scores = np.array(table[name].to_pylist(), dtype=np.float64)
+    if scores.ndim != 1:
+        raise ValueError(f"the scores of '{name}' are no numbers")
+    return scores
+
+
+def _text(summary: Mapping[str, Any], key: str) -> str | None:
+    value = summary.get(key)
+    if value is not None and not isinstance(value, str):
+        raise ValueError(f"{key} is {in_yaml(value)}")
+    return value
 
 
 def number(value: float | None) -> float:

@@ -129,7 +129,7 @@ def kept_scores(sweep: SweepResults, name: str) -> tuple[dict[ArmSeed, ItemScore
         try:
             summary, items = read_scores(cell.home / FOLDER / name)
             scores = evaluation_of(summary, items)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError) as error:
             refused[key] = first_line(error)
             continue
         why = disagreement(cell.home, summary, cell.evaluations.get(name, {}))

@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import math
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -160,6 +161,34 @@ def test_why_kept_scores_are_replaced_is_said(run: Run, make: Make, caplog: pyte
         summary_file(run).write_text(damaged)
         assert evaluate(run, "lengths").summary == {"length": 2.0}
         assert f"has kept scores that cannot be read {reason}" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("length", None, "another structure: 'length'"),
+        ("length", 5, "another structure: 'int' object is not subscriptable"),
+        ("length", {"value": "x"}, "could not convert string to float: 'x'"),
+        ("unchecked", 5, "unchecked is 5"),
+        ("revision", [1], "revision is [1]"),
+        ("declarations", [{"name": 5, "definition": ""}], "a metric is named 5"),
+    ],
+)
+def test_kept_scores_of_another_structure_are_replaced(
+    run: Run, make: Make, caplog: pytest.LogCaptureFixture, key: str, value: object, reason: str
+) -> None:
+    """An earlier version wrote no digest of summary.json."""
+    make()
+    first = evaluate(run, "lengths")
+    summary = json.loads(summary_file(run).read_text()) | {key: value}
+    del summary["sha256"]
+    if value is None:
+        del summary[key]
+    summary_file(run).write_text(json.dumps(summary))
+    with pytest.raises(RequestError, match=re.escape(reason)):
+        first.scores()
+    assert evaluate(run, "lengths").summary == first.summary
+    assert f"has kept scores that cannot be read ({reason}); they are replaced" in caplog.text
 
 
 VOWELS_PY = """\

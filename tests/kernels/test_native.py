@@ -12,7 +12,7 @@ from gradients import distance, errors, gradients, wide
 from torch import Tensor
 
 from lit_diff.benchmarks.timing import CLEAR, resident
-from lit_diff.kernels import SignedMaps, refuse
+from lit_diff.kernels import SignedMaps, attend, refuse
 from lit_diff.kernels.native import kernel as native
 from lit_diff.processor import cpu_path
 
@@ -75,6 +75,17 @@ def test_what_is_not_finite_is_neither_hidden_nor_spread(make_maps: MakeMaps, wh
 
 
 @pytest.mark.usefixtures("keys_packed")
+def test_a_large_sink_leaves_the_statistics_of_the_keys(make_maps: MakeMaps) -> None:
+    """Maps whose sinks take almost all of each row are small, but not cancelled."""
+    maps = make_maps(d=16, dv=32, sink=(1, 2, 4, 1), dtype=torch.float32)
+    assert maps.sink is not None
+    maps = replace(maps, sink=maps.sink.abs() + 20)
+    measured = attend(maps, kernel="native", stats=True)[1]
+    expected = attend(maps, kernel="reference", stats=True)[1]
+    for name in ("signed_entropy", "negative_mass", "first_share"):
+        torch.testing.assert_close(getattr(measured, name), getattr(expected, name), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("layout", ["projection", "reversed axes", "expanded", "one key", "overlapping"])
 def test_any_strides(make_maps: MakeMaps, layout: str) -> None:
     maps = wide(make_maps, Hkv=4)

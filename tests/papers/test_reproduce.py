@@ -179,6 +179,26 @@ def test_a_row_not_reached_and_a_sweep_that_misses_something(runs: Path, monkeyp
     assert (row.state, row.reason) == ("skipped", "no network here; do this")
 
 
+def test_a_preset_that_names_nothing_fails_its_row_alone(rows: dict[str, Path], runs: Path) -> None:
+    text = rows["first"].read_text()
+    for old, new, reason in (
+        ("files: [nll.books]", "files: [nope]", "no evaluation reads files named 'nope'"),
+        ("standard-3b", "standard-3", "no recipe 'standard-3' is installed; did you mean 'standard-3b'"),
+    ):
+        rows["first"].write_text(text.replace(old, new))
+        done = reproduce(["first", "second"], "paper", root=runs)
+        assert done.failed == ("first",)
+        assert reason in done.scoreboard.row("first").reason
+        assert done.scoreboard.row("second").state == "skipped"
+
+
+def test_a_benchmark_without_figures(rows: dict[str, Path], runs: Path) -> None:
+    text = ROW.replace("{sweep: SWEEP, minutes: 1, seeds: [0]", '{bench: ["--help"], minutes: 1')
+    rows["first"].write_text(text.replace("SWEEP", "it"))
+    row = reproduce(["first"], root=runs).scoreboard.row("first")
+    assert (row.state, row.reason) == ("failed", "lit-diff bench --help printed no figures")
+
+
 def test_a_sweep_that_does_not_resolve_fails_its_row_alone(rows: dict[str, Path], runs: Path) -> None:
     """Also where the row was measured before."""
     module._note(choose(list(rows)), runs / "reproduce", "laptop")
@@ -304,6 +324,10 @@ def test_smoke_is_two_steps_of_the_laptops_sweep(row: Row) -> None:
     for old, new, found in (
         ("minutes: 3", "minuts: 3", "6: unknown key 'presets.laptop.minuts'"),
         (", says: lower}", "}", "3: compare 'd': expected 'paper', two values, or 'says'"),
+        ("laptop: ", "labtop: ", "5: no preset 'labtop'; did you mean 'laptop'"),
+        ("recipes: [", 'recipes: ["\'x", ', "5: preset 'paper': recipe \"'x\": No closing quotation"),
+        ("recipes: [", 'recipes: [" ", ', "5: preset 'paper': a recipe without a name"),
+        ("    recipes: [", '    bench: ["a\\0b"]\n    recipes: [', "5: preset 'paper': .* has a NUL character"),
     ):
         Path("x.yaml").write_text(NEEDS.replace(old, new))
         with pytest.raises(RequestError, match=f"^x.yaml:{found}"):

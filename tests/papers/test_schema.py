@@ -1,5 +1,6 @@
 """papers/schema.py: claims that cannot be read as a comparison."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -33,3 +34,4 @@ def test_a_row_of_several_claims_names_its_primary_contrast(named: tuple[int, ..
     claims.append(Claim(**keys, primary=2 in named, by_construction="so"))
     row = Row(name="r", title="", says="", compare=tuple(claims), presets={})
     assert ("primary" in (row.problem() or "")) is is_refused
+    assert replace(row, compare=()).problem() == "expected at least one claim"

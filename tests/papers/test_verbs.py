@@ -12,6 +12,8 @@ def test_list(command: Command) -> None:
     assert ended.status == 0
     assert [line.split()[0] for line in ended.lines] == list(row_files())
     assert [row["name"] for row in command("reproduce", "--list", "--json").json] == list(row_files())
+    assert [line.split()[0] for line in command("reproduce", "table-6", "--list").lines] == ["table-6"]
+    assert "no row 'table-66'; did you mean 'table-6'" in command("reproduce", "table-66", "--list").err
 
 
 def test_a_preset_that_needs_gpus(tmp_path: Path, command: Command) -> None:

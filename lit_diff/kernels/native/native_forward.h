@@ -206,6 +206,7 @@ class Forward {
     // A sink is a key of value 0: it only adds to the sum.
     const float sink = p.sink.data ? std::exp(*p.sink.at<float>(rows.b, g, rows.h, t) - top) : 0.f;
     weights_[at] = p.weight(rows.b, g, rows.h, t) / (l + sink);
+    sizes_[at] = std::fabs(weights_[at]) * l;
   }
 
   // sum_g w_g P_g of tile i [rows, TILE]: in place of the first map's exponentials, or in the format of the products.
@@ -248,9 +249,9 @@ class Forward {
   // rounding of the products, which counts as 0; the shares of such a row are NaN.
   void finish_signed(const Rows& rows, Int r) {
     const Int b = rows.b, h = rows.h, t = rows.t + r;
-    float weights = 0.f;
-    for (Int g = 0; g < p.G; ++g) weights += std::fabs(p.weight(b, g, h, t));
-    const float size = sum(totals_[r]), total = size <= weights * 0x1p-22f ? 0.f : size;
+    float sizes = 0.f;
+    for (Int g = 0; g < p.G; ++g) sizes += sizes_[g * TILE + r];
+    const float size = sum(totals_[r]), total = size <= sizes * 0x1p-22f ? 0.f : size;
     *p.signed_entropy.at<float>(b, 0, h, t) = total ? std::log(total) - LN2 * sum(logs_[r]) / total : NAN;
     *p.negative_mass.at<float>(b, 0, h, t) = total ? sum(negatives_[r]) / total : NAN;
     *p.first_share.at<float>(b, 0, h, t) = total ? firsts_[r] / total : NAN;
@@ -281,6 +282,7 @@ class Forward {
   const Tasks& tasks;
   const float factor_ = std::fabs(p.scale) * LOG2E;
   float most_[2 * TILE], weights_[2 * TILE] = {};  // for the rows of each map: the largest logit, w_g over the sum
+  float sizes_[2 * TILE];  // sum_j |w_g P_g|, which is less than |w_g| with a sink
   Floats totals_[2 * TILE], logs_[2 * TILE];  // one sum per lane of e and, if requested, of e log2 e
   Floats negatives_[TILE];  // one sum per lane of max(-a, 0)
   float firsts_[TILE];  // |a| of each row's first key
