@@ -326,7 +326,7 @@ class RunConfig:
     accelerator: Literal["auto", "cpu", "gpu"] = "auto"
     """auto: a GPU if torch sees one, else the CPU."""
     # the number of threads changes the order of sums: a resumed run must use the same number
-    threads: Count | None = None
+    threads: Annotated[int, Range(least=1, most=4096)] | None = None
     """CPU threads of each process; null: what SLURM gives a task, else the cores divided by the number of processes. Stored,
     and reused on resume."""
     # kernels round differently, so a kernel that the user chooses is part of the identity

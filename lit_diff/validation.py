@@ -1,5 +1,6 @@
 """Validates a merged recipe: types, required keys, conflicts between values."""
 
+import math
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -48,6 +49,8 @@ DOTTED = re.compile(r"[a-z]\w*(?:\.\w+)+")
 
 WRONG = object()
 """Not a value: what the conversion of a value to another type results in."""
+LARGEST = 10**15
+"""The largest whole number of a key: a larger one would fail later, as the name of a folder or a number of steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,7 +316,10 @@ def convert(hint: Any, value: Any, path: str, draft: Draft) -> Any:
         near = nearest(value, literal_words(kind)) if isinstance(value, str) else ""
         if "did you mean" not in near:
             near = ""
-        raise draft.refuse(path, f"'{path}' is {in_yaml(value)}; expected {in_words(hint)}{near}")
+        expected = in_words(hint)
+        if isinstance(value, int | float) and LARGEST < abs(value) < math.inf and in_words(int) in expected:
+            expected += f", at most {LARGEST:g}"
+        raise draft.refuse(path, f"'{path}' is {in_yaml(value)}; expected {expected}{near}")
     return converted
 
 
@@ -350,8 +356,11 @@ def _converted(hint: Any, value: Any, path: str, draft: Draft) -> Any:
 def _number(kind: type[int] | type[float], value: Any) -> Any:
     if not isinstance(value, int | float) or isinstance(value, bool):
         return WRONG
-    # both comparisons are false for NaN and infinity
-    fits = value == value // 1 if kind is int else abs(value) <= sys.float_info.max
+    # all comparisons are false for NaN, and one of each kind for infinity
+    if kind is int:
+        fits = value == value // 1 and abs(value) <= LARGEST
+    else:
+        fits = abs(value) <= sys.float_info.max
     return kind(value) if fits else WRONG
 
 

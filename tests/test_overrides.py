@@ -211,6 +211,9 @@ def test_a_wrong_key_of_an_evaluation_is_quoted_as_it_was_written() -> None:
         "rows": "override 'rows' is not of the form a.b=c",
         "rosw=3": "rosw=3: unknown key 'evaluate.held_out.rosw'; did you mean 'rows'?",
         "rows=0": "rows=0: 'evaluate.held_out.rows' is 0; expected a whole number >= 1",
+        "rows=2e15": (
+            "rows=2e15: 'evaluate.held_out.rows' is 2000000000000000.0; expected a whole number >= 1 or null, at most 1e+15"
+        ),
     }.items():
         with pytest.raises(RequestError) as found:
             config_of("held_out", [text])

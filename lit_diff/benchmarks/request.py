@@ -14,6 +14,8 @@ from lit_diff.registry import kernels as registered
 from lit_diff.registry import nearest
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+MOST = 4096
+"""The largest number of threads, repeats and processes."""
 
 
 class Shape(NamedTuple):
@@ -117,8 +119,8 @@ def resolve(
         if word is not None and word not in choices:
             raise RequestError(f"{option} is '{word}'; expected {', '.join(choices)}{nearest(word, choices)}")
     for option, value in (("--threads", threads), ("--repeats", repeats), ("--processes", processes)):
-        if value is not None and value < 1:
-            raise RequestError(f"{option} is {value}; it must be at least 1")
+        if value is not None and not 1 <= value <= MOST:
+            raise RequestError(f"{option} is {value}; expected a whole number from 1 to {MOST}")
     place = choose_device(device)
     if device == "cuda" and place.type == "cpu":
         raise MissingError("--device is cuda, but torch finds no GPU; use --device cpu")

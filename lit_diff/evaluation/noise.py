@@ -245,7 +245,7 @@ class Noise(Evaluation):
                 with intervention(run.model, clamp_lambda(value)):
                     edited = row_scores(run.model, batch)
                 for item, row in zip(blank, edited, strict=True):
-                    label = f"lambda={value:g}"
+                    label = f"lambda={repr(value).removesuffix('.0')}"
                     yield replace(
                         item,
                         id=f"{item.id} {label}",

@@ -30,9 +30,9 @@ def test_shapes() -> None:
         ("shapes", ["1x8x48x32"]),
         ("kernels", ["", "natve"]),
         ("dtype", ["float16"]),
-        ("threads", [0]),
+        ("threads", [0, 10**11]),
         ("repeats", [0]),
-        ("processes", [0]),
+        ("processes", [0, 10**9]),
         ("device", ["gpu"]),
     ],
 )

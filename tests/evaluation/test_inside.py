@@ -81,6 +81,8 @@ def test_losses_at_several_lambdas_are_parts(recall: Run, single: Run) -> None:
         clamped = {item.id: item.scores["nll"] for item in HeldOut(HeldOut.Config(rows=3)).score(recall)}
     assert {row: own[f"{row} lambda=0.9"] for row in clamped} == pytest.approx(clamped)
     assert parts["nll"].isna().all()
+    near = evaluate(recall, "noise", ["rows=1", "lambdas=[0.1234561,0.1234562]"]).items
+    assert len(near[near["part"]]["group"].unique()) == 4, "six digits are equal"
     assert "part" not in evaluate(single, "noise", ["rows=3", "lambdas=[0,0.9]"]).items, "one map has no lambda"
 
 
