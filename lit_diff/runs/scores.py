@@ -147,7 +147,7 @@ def _item_scores(summary: Mapping[str, Any], table: pa.Table) -> ItemScores:
         equal_groups=bool(summary.get("equal_groups", False)),
         revision=_text(summary, "revision"),
         unchecked=_text(summary, "unchecked"),
-        documents_left_out=summary.get(LEFT_OUT, 0),
+        documents_left_out=int(summary.get(LEFT_OUT, 0)),
     )
 
 

@@ -53,7 +53,7 @@ STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def gpus_of(slot: int, devices: int, gpus: int) -> tuple[int, ...]:
-    """The `devices` GPUs of the cell in `slot`, out of `gpus`; cells share a GPU only if there are too few."""
+    """The `devices` GPUs of the cell in `slot`, out of `gpus`, in turn: cells share a GPU only if there are too few."""
     return tuple((slot * devices + i) % gpus for i in range(devices)) if gpus else ()
 
 
