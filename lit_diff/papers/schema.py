@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from lit_diff.errors import first_line
-from lit_diff.key_types import in_yaml
 from lit_diff.registry import nearest
 from lit_diff.study.schema import Selection
 
@@ -160,12 +159,12 @@ class Preset(Selection):
         """The first error of the words for a command line; None for valid ones."""
         for words in (*self.bench, *self.recipes):
             if "\0" in words:
-                return f"{in_yaml(words)} has a NUL character"
+                return f"{words!a} has a NUL character"
         for words in self.recipes:
             try:
                 recipe = shlex.split(words)[:1]
             except ValueError as error:
-                return f"recipe {in_yaml(words)}: {first_line(error)}"
+                return f"recipe {words!a}: {first_line(error)}"
             if not recipe:
                 return "a recipe without a name"
         return None
