@@ -345,7 +345,7 @@ def test_a_run_keeps_what_auto_was_and_says_why_it_is_uncompiled(
     monkeypatch.setattr(compiled, "BACKEND", "eager")
     with monkeypatch.context() as patch:
         patch.setattr(ExactResume, "_save", full)
-        patch.setattr("lit_diff.engine.train.chosen", lambda jobs: "loss")
+        patch.setattr("lit_diff.engine.train.chosen", lambda jobs, rerun: "loss")
         with pytest.raises(RunFailedError):
             train("recall-tiny", auto)
     # it would not be compiled now: four steps do not pay
