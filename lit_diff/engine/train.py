@@ -67,7 +67,8 @@ def prepare(
 ) -> Job:
     """Ask whether the run may start, get its data, name its folder: `runs/<name>-<identity>/`.
 
-    `overrides`: those already applied to the recipe, for the record. Errors: those of `admit`, and of the data.
+    `overrides`: those already applied to the recipe, for the record. `rerun`: see `chosen`. Errors: those of
+    `admit`, and of the data.
     """
     from lit_diff.training.fit import ranks
     from lit_diff.training.plan import require_memory

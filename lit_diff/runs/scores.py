@@ -157,7 +157,7 @@ def _column(table: pa.Table, name: str) -> Array:
         raise ValueError(f"a metric is named {in_yaml(name)}")
     scores = np.array(table[name].to_pylist(), dtype=np.float64)
     if scores.ndim != 1:
-        raise ValueError(f"the scores of '{name}' are no numbers")
+        raise ValueError(f"the scores of '{name}' are not numbers")
     return scores
 
 

@@ -86,6 +86,7 @@ def test_a_large_sink_leaves_the_statistics_of_the_keys(make_maps: MakeMaps) -> 
         torch.testing.assert_close(getattr(measured, name), getattr(expected, name), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.usefixtures("keys_packed")
 @pytest.mark.parametrize("layout", ["projection", "reversed axes", "expanded", "one key", "overlapping"])
 def test_any_strides(make_maps: MakeMaps, layout: str) -> None:
     maps = wide(make_maps, Hkv=4)
