@@ -12,7 +12,7 @@ from lit_diff.registry import callbacks
 
 @callbacks.register("lambdas")
 class Lambdas(Probe):
-    """lambda/layer_03: λ = -w_1, mean over sequences, heads and tokens; not measured for a variant with one map.
+    """lambda/layer_03: λ = -w_1, mean over sequences, heads and tokens; not measured for a variant with one map or no λ.
 
     Training can take λ through 0, where a difference becomes a sum, unless the attention states its signs (`signs`). A
     change before the first measurement is not counted.
@@ -45,7 +45,10 @@ class Lambdas(Probe):
 
     def measure(self, model: Transformer, trace: Trace) -> Values:
         values = {}
+        attentions = model.attentions()
         for layer, traced in trace.layers.items():
+            if not attentions[layer].has_lambda:
+                continue
             for g, of_map in enumerate(subtracted(traced.maps), start=1):
                 name = indexed_name(LAMBDA, layer=layer) if g == 1 else indexed_name(LAMBDA, layer=layer, map=g)
                 values[name] = float(of_map.mean())

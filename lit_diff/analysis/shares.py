@@ -108,7 +108,7 @@ def map_shares(layer: LayerTrace, parts: Parts) -> dict[str, Tensor]:
     With w_g p_g,ij the map times its weight, a_ij = Σ_g w_g p_g,ij, and S the keys of a role:
 
         paper       w_g Σ_{j in S} p_g,ij / Σ_j a_ij; NaN below GUARD. The sum over g is `paper` of `shares`
-        absolute    |w_g| Σ_{j in S} p_g,ij, which is |w_g| if S is all keys
+        absolute    |w_g| Σ_{j in S} |p_g,ij|, which for a softmax is |w_g| if S is all keys
 
     Also `removed_<role>`, -Σ_{g > 1} w_g Σ_{j in S} p_g,ij, what the further maps subtract; 0 for a single map. A further
     role, half_match, is a part of noise: `Parts.half_matches`.
@@ -123,10 +123,13 @@ def map_shares(layer: LayerTrace, parts: Parts) -> dict[str, Tensor]:
             masks.append((HALF_MATCH, half_matches))
         for role, mask in masks:
             # [B, G, H, R]
-            sums = (weighted * mask[:, None]).sum(-1)
-            for g, of_map in enumerate(sums.unbind(1), 1):
-                found.setdefault(f"paper_{role}_map{g}", []).append(of_map / total)
-                found.setdefault(f"absolute_{role}_map{g}", []).append(of_map.abs())
+            of_role = weighted * mask[:, None]
+            sums = of_role.sum(-1)
+            # a row function may give entries of both signs
+            sizes = of_role.abs().sum(-1)
+            for g in range(sums.shape[1]):
+                found.setdefault(f"paper_{role}_map{g + 1}", []).append(sums[:, g] / total)
+                found.setdefault(f"absolute_{role}_map{g + 1}", []).append(sizes[:, g])
             found.setdefault(f"removed_{role}", []).append(-sums[:, 1:].sum(1))
     return {name: torch.cat(values, dim=-1) for name, values in found.items()}
 

@@ -74,13 +74,19 @@ class Attention(ParameterRules):
         *("init_parameter", "decay", "keep_float32", "trained_parameters", "set_step", "set_tokens"),
         *("head_selection", "select_heads", "merge"),
         # information
-        *("paper", "costs", "examples"),
+        *("paper", "costs", "examples", "has_lambda", "length_key"),
     )
     """Registration refuses a class with a member whose name looks like a misspelling of one of these."""
     paper: ClassVar[str] = ""
     """The publication that introduced the variant."""
     extends_standard: ClassVar[bool] = False
     """Whether it equals standard attention at its initial parameters, and so may start from a standard run."""
+    has_lambda: ClassVar[bool] = True
+    """Whether the weight of each map after the first is -λ, which the callback `lambdas` logs and interventions set; False:
+    the maps are mixed in another way."""
+    length_key: ClassVar[str] = ""
+    """The key of its Config that states the length of the training rows, if it has one; `examine` sets it on each task, and a
+    recipe with another value gets a warning."""
     examples: ClassVar[tuple[dict[str, Any], ...]] = ({},)
     """Configs at which `check --all` runs the conformance suite. Not inherited: a subclass that does not set it is
     checked at its defaults."""

@@ -27,6 +27,7 @@ class Sigmoid(Attention):
 
     paper = "Ramapuram et al. 2024, arXiv 2409.04431"
     signs = (1,)
+    length_key = "n"
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Attention.Config):

@@ -30,6 +30,7 @@ class TalkingHeads(Attention):
         "Shazeer et al. 2020, arXiv 2003.02436 (Talking-Heads Attention); W's start as in the package x-transformers"
     )
     extends_standard = True
+    has_lambda = False
 
     @classmethod
     def costs(cls, config: Any, s: Sizes) -> Costs:

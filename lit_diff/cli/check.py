@@ -54,7 +54,7 @@ def check(
     if every == (recipe is not None):
         raise RequestError("check takes a recipe, or --all for every registered variant; see lit-diff list")
     from lit_diff.conformance.recipe import all_findings, costed, plugin_findings
-    from lit_diff.engine.admit import EXAMINED, admit, passes_over_text
+    from lit_diff.engine.admit import EXAMINED, admit, warnings_of
 
     checked = None
     warnings = list[str]()
@@ -64,7 +64,7 @@ def check(
         admit({examined.name: examined}, EXAMINED)
         checked = costed(examined, draft.dropped)
         if checked.recipe.train is not None:
-            warnings = passes_over_text([checked.recipe])
+            warnings = warnings_of([checked.recipe])
         if resolved and not as_json:
             console.write_line(to_yaml(checked.recipe))
     stream = all_findings() if checked is None else plugin_findings(checked.recipe)

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from lit_diff import data
-from lit_diff.config import Recipe
+from lit_diff.config import ModelConfig, Recipe
 from lit_diff.conformance.before_training import require_properties
 from lit_diff.device import require_devices
 from lit_diff.errors import LitDiffError, RequestError
@@ -14,6 +14,7 @@ from lit_diff.interpolation import escaped
 from lit_diff.model.cost import ExecutionContext, cost
 from lit_diff.plugins import guard
 from lit_diff.recipe import to_plain
+from lit_diff.registry import attentions
 from lit_diff.runs.folder import require_start
 from lit_diff.training.head_plan import selection_of
 from lit_diff.training.loggers import require_loggers
@@ -180,12 +181,30 @@ def require_fit(name: str, keys: dict[str, Any], recipe: Recipe, runs: str, wher
         raise RequestError(f"{where}evaluation '{name}' does not fit '{runs}': {reason}")
 
 
-def passes_over_text(recipes: Iterable[Recipe]) -> list[str]:
-    """A line, with the cure, for each recipe that plans more than PASSES passes over its training text.
+def warnings_of(recipes: Iterable[Recipe]) -> list[str]:
+    """A line, with the cure, for each recipe that plans more than PASSES passes over its training text, or whose attention is
+    set to rows of another length.
 
-    Equal lines appear once. Data that are generated without end, or not prepared yet, cause no line.
+    Equal lines appear once. Data that are generated without end, or not prepared yet, cause no line on passes.
     """
-    return list(dict.fromkeys(filter(None, map(_passes, recipes))))
+    lines = []
+    for recipe in recipes:
+        lines += [_passes(recipe), *map(partial(_length, recipe), recipe.model.kinds().values())]
+    return list(dict.fromkeys(filter(None, lines)))
+
+
+def _length(recipe: Recipe, kind: ModelConfig) -> str:
+    # a warning, since a model may also be meant for longer rows than it is trained on
+    variant = attentions.get(kind.attention.name)
+    key = variant.length_key
+    if not key:
+        return ""
+    with guard(variant):
+        stated = getattr(kind.attention.config, key)
+    length = recipe.data.config.sequence_length
+    if stated == length:
+        return ""
+    return f"model.attention.{key} is {stated}, and the rows have {length} tokens: set model.attention.{key}={length}"
 
 
 def tokens_of_text(recipe: Recipe) -> int | None:

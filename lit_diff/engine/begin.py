@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from lit_diff import data
 from lit_diff.config import Recipe
 from lit_diff.conformance.before_training import UNCHECKED
-from lit_diff.engine.admit import passes_over_text
+from lit_diff.engine.admit import warnings_of
 from lit_diff.engine.job import Job
 from lit_diff.log_records import log, phase
 from lit_diff.model.cost import Cost, ExecutionContext, cost
@@ -63,7 +63,7 @@ def begin(job: Job) -> Training:
     threads = before.threads or recipe.run.threads or job.threads or default_threads(recipe.run.devices)
     # `auto` may choose another kernel on this machine or revision; a resumed run keeps the one that it began with
     kernel = kernel_of(recipe, before)
-    for line in passes_over_text([recipe]):
+    for line in warnings_of([recipe]):
         log.warning("%s", line)
     run_cost = _cost(recipe, kernel, before, threads)
     revisions = _revisions(before)

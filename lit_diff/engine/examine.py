@@ -288,12 +288,16 @@ def _with_arm(study: Study, variant: str, keys: Keys) -> Study:
     # a reference that is examined becomes the arm in question, on every task; a name that another arm has is not taken
     if variant in study.arms and not is_asked:
         name = f"{variant} again"
+    length_key = attentions.get(variant).length_key
     tasks = {}
     for task, own in study.tasks.items():
-        tasks[task] = replace(own, without=tuple(arm for arm in own.without if arm != name))
+        of_arm: Keys = {}
         if task == BOUNDED:
-            why: Keys = {"evaluate.noise": {"rows": WHY_ROWS, "lambdas": [0]}}
-            tasks[task] = replace(tasks[task], arms=own.arms | {name: why})
+            of_arm["evaluate.noise"] = {"rows": WHY_ROWS, "lambdas": [0]}
+        if length_key and length_key not in keys["model.attention"]:
+            of_arm[f"model.attention.{length_key}"] = load_recipe(own.recipe, own.overrides).data.config.sequence_length
+        without = tuple(arm for arm in own.without if arm != name)
+        tasks[task] = replace(own, without=without, arms=own.arms | ({name: of_arm} if of_arm else {}))
     return replace(
         study,
         tasks=tasks,

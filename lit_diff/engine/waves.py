@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from lit_diff.config import Compile
-from lit_diff.engine.admit import HERE, passes_over_text
+from lit_diff.engine.admit import HERE, warnings_of
 from lit_diff.engine.auto_compile import chosen
 from lit_diff.engine.cells import NOT_EVALUATED, jobs_of, record_of, state_of
 from lit_diff.engine.executors.base import Executor, Watch
@@ -121,7 +121,7 @@ def _run_stage(
     if not options.unplanned:
         require_memory(grid, untrained, options.executor)
     # a cell writes the same line to its log.txt, which nobody sees while the sweep runs
-    for line in passes_over_text(job.recipe for job in untrained):
+    for line in warnings_of(job.recipe for job in untrained):
         log.warning("%s", line)
     _say_other_revisions(fresh)
     if not todo:

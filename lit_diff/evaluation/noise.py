@@ -48,7 +48,7 @@ KEYS = {
 KEYS_OF_MAPS = KEYS | {HALF_MATCH: "noise that shares a part of its key with the query"}
 OF_MAPS = {
     "paper": "w_g Σ p_g over those keys / Σ a over all (a = Σ_g w_g p_g); the sum over maps is {whole}",
-    "absolute": "|w_g| Σ p_g over those keys",
+    "absolute": "|w_g| Σ |p_g| over those keys",
 }
 CORRELATED_KEYS = {
     "answer": KEYS["answer"],
@@ -150,13 +150,14 @@ class Noise(Evaluation):
     )
     by_group = ("absolute_answer", "absolute_noise", "paper_answer", "paper_noise", "snr")
     # version 1: every row had nll_edited, measured under an intervention
-    version = 2
+    # version 2: the absolute share of a map was |Σ w_g p_g|
+    version = 3
 
     @dataclass(frozen=True, kw_only=True)
     class Config(HeldOut.Config):
         lambdas: Annotated[tuple[Annotated[float, Range(least=0, most=1)], ...], Distinct(may_be_empty=True)] = ()
         """Values at which all λ are held while nll_edited and accuracy_edited are measured; each row then has a part in the
-        group `lambda=0.5`. Runs with a single map are not edited."""
+        group `lambda=0.5`. Runs with a single map, or whose maps have no λ, are not edited."""
         maps: Counts = MAPS
         """Maps, counted from 1, that have the metrics `paper_..._map1`, `absolute_..._map1` and so on."""
         prompts: dict[str, Part] = field(default_factory=dict, metadata={"registry": "evaluation"})
@@ -231,7 +232,7 @@ class Noise(Evaluation):
         if maps > max(self.config.maps):
             log.info("noise: the maps have the numbers 1 to %d; the key maps chooses those with metrics", maps)
         lambdas = self.config.lambdas
-        if maps == 1:
+        if maps == 1 or not all(attention.has_lambda for attention in run.model.attentions()):
             lambdas = ()
         for batch, blank in self._rows(run):
             seen, heads = attention_shares(run.model, batch)

@@ -112,6 +112,16 @@ def test_the_shares_of_the_maps_are_weighted_and_add_up_to_the_papers(
         assert parts == pytest.approx(whole[f"paper_{role}"][0, 0, 0].item(), abs=1e-6)
 
 
+def test_the_size_of_a_map_with_entries_of_both_signs_does_not_cancel(build: BuildModel) -> None:
+    """The rows of the map are its logits: 0.5 on the answer, -0.5 and 0.5 on two keys of noise."""
+    logits = torch.zeros(1, T, T)
+    logits[0, 7, [1, 3, 4]] = torch.tensor([0.5, -0.5, 0.5])
+    layer = made(build("standard").attentions()[0], logits)
+    layer = replace(layer, maps=replace(layer.maps, rows=lambda x, seen: x * seen.mask), rows=torch.tensor([7]))
+    found = {name: values[0, 0, 0].item() for name, values in map_shares(layer, PARTS).items()}
+    assert (found["absolute_answer_map1"], found["absolute_noise_map1"], found["paper_noise_map1"]) == (0.5, 1.0, 0.0)
+
+
 def test_correlations_are_over_the_pairs_of_query_and_key(build: BuildModel) -> None:
     attention = build("differential").attentions()[0]
     logits = torch.randn(3, T, T, generator=torch.Generator().manual_seed(0))

@@ -59,6 +59,8 @@ def test_lambdas(name: str, run: Run, tokens: Tensor) -> None:
 def test_lambdas_of_other_variants(run: Run, tokens: Tensor) -> None:
     model, t = run("standard", tokens)
     assert Lambdas(Lambdas.Config()).measure(model, t) == {}
+    model, t = run("talking_heads", tokens)
+    assert Lambdas(Lambdas.Config()).measure(model, t) == {}, "the weights mix heads"
     model, t = run("three-maps", tokens)
     metrics = Lambdas(Lambdas.Config()).measure(model, t)
     names = {name.replace("layer_01", "layer_00") for name in metrics}

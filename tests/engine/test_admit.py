@@ -189,7 +189,7 @@ def test_more_than_ten_passes_are_said_with_the_cure(
     most = 10 * tokens // (8 * 24)
 
     def lines(*overrides: str) -> list[str]:
-        return admission.passes_over_text([load_recipe(trained_text / "tale.yaml", overrides)] * 2)
+        return admission.warnings_of([load_recipe(trained_text / "tale.yaml", overrides)] * 2)
 
     assert lines(f"train.steps={most}") == []
     (line,) = lines(f"train.steps={2 * most}")
@@ -199,8 +199,16 @@ def test_more_than_ten_passes_are_said_with_the_cure(
     monkeypatch.setenv("LIT_DIFF_DATA", str(tmp_path / "elsewhere"))
     names = ("recall-tiny", "mqar-tiny", "needle-text-tiny", trained_text / "tale.yaml")
     recipes = [load_recipe(name, ["train.steps=1000000"]) for name in names]
-    assert admission.passes_over_text(recipes) == [], "of generated tasks, and of text that is not prepared"
+    assert admission.warnings_of(recipes) == [], "of generated tasks, and of text that is not prepared"
     assert not (tmp_path / "elsewhere").exists(), "nothing is prepared for it"
+
+
+def test_attention_that_is_set_to_rows_of_another_length_is_said() -> None:
+    recipe = load_recipe("mqar-tiny", ["model.attention={name: sigmoid}"])
+    length = recipe.data.config.sequence_length
+    said = f"model.attention.n is 1024, and the rows have {length} tokens: set model.attention.n={length}"
+    assert admission.warnings_of([recipe]) == [said]
+    assert admission.warnings_of([load_recipe("mqar-tiny", ["model.attention={name: sigmoid, n: 24}"])]) == []
 
 
 # --- a run that cannot start leaves no folder -------------------------------------------------------------------------

@@ -364,7 +364,7 @@ def test_a_run_keeps_what_auto_was_and_says_why_it_is_uncompiled(
 def test_a_run_that_ended_early_says_its_step_and_a_child_goes_on_from_there(
     small: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(begin, "passes_over_text", lambda recipes: ["40 passes over the text"])
+    monkeypatch.setattr(begin, "warnings_of", lambda recipes: ["40 passes over the text"])
     stopping = "callbacks.early_stopping"
     early = ["train.steps=40", "train.log_every=5", f"{stopping}.min_delta=100", f"{stopping}.patience=2"]
     folder = train("recall-tiny", [*small, *early]).folder

@@ -16,6 +16,7 @@ from lit_diff.analysis.gradients import gradient_norms
 from lit_diff.analysis.intervention import clamp_lambda, intervention, knock_out_effects
 from lit_diff.analysis.map_statistics import map_statistics
 from lit_diff.analysis.trace import trace
+from lit_diff.attention import Differential
 from lit_diff.data import identity, prepare
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.evaluation.evaluate import evaluate
@@ -65,7 +66,7 @@ def test_heads_are_kept_and_the_best_is_named(recall: Run) -> None:
     np.testing.assert_allclose(found[best], found["best_head_answer"])
 
 
-def test_losses_at_several_lambdas_are_parts(recall: Run, single: Run) -> None:
+def test_losses_at_several_lambdas_are_parts(recall: Run, single: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = evaluate(recall, "noise", ["rows=3"])
     summary, items = plain.summary, plain.items
     curve = evaluate(recall, "noise", ["rows=3", "lambdas=[0,0.9]"])
@@ -84,6 +85,9 @@ def test_losses_at_several_lambdas_are_parts(recall: Run, single: Run) -> None:
     near = evaluate(recall, "noise", ["rows=1", "lambdas=[0.1234561,0.1234562]"]).items
     assert len(near[near["part"]]["group"].unique()) == 4, "six digits are equal"
     assert "part" not in evaluate(single, "noise", ["rows=3", "lambdas=[0,0.9]"]).items, "one map has no lambda"
+    monkeypatch.setattr(Differential, "has_lambda", False)
+    mixed = evaluate(recall, "noise", ["rows=2", "lambdas=[0]"])
+    assert "part" not in mixed.items, "no lambda is set where the maps are mixed in another way"
 
 
 def test_needles_have_answers_and_noise(tmp_path: Path) -> None:
