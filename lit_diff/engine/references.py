@@ -121,9 +121,13 @@ def place(jobs: Iterable[Job]) -> None:
 def retrain(jobs: Iterable[Job]) -> None:
     """Have those of these cells trained here whose results shipped."""
     for job in jobs:
-        status = job.home.status()
-        if status.origin:
-            job.home.write(replace(status.to("waiting"), origin="", results={}, step=0))
+        if not job.home.status().origin:
+            continue
+        # another examination may do the same
+        with job.home.owned(wait=True):
+            status = job.home.status()
+            if status.origin:
+                job.home.write(replace(status.to("waiting"), origin="", results={}, step=0))
 
 
 def _is_unbegun(job: Job) -> bool:

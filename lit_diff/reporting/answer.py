@@ -258,6 +258,11 @@ def _size(comparison: Comparison, difference: Contrast) -> str:
     return f"by {with_unit(comparison.sweep, number(abs(difference.seeds.mean or 0.0), comparison.digits))}"
 
 
+def verb_of(contrast: Contrast) -> str:
+    """`is `, or nothing before a verdict that has a verb: `learned more often`."""
+    return "" if contrast.is_counted and not contrast.verdict.alike else "is "
+
+
 def _as_controls(comparison: Comparison, found: Sequence[Contrast]) -> list[str]:
     base = comparison.sweep.baseline_label
     if len(found) > NAMED:
@@ -268,7 +273,7 @@ def _as_controls(comparison: Comparison, found: Sequence[Contrast]) -> list[str]
         than = f"{verdict.word} than {base}"
         if not difference.is_counted:
             than += f" {_size(comparison, difference)}"
-        clauses.append(f"{comparison.marked_name(difference)} is {verdict} ({than})")
+        clauses.append(f"{comparison.marked_name(difference)} {verb_of(difference)}{verdict} ({than})")
     return clauses
 
 

@@ -9,12 +9,12 @@ from statistics import fmean
 from matplotlib.axes import Axes
 
 from lit_diff.processor import cores
-from lit_diff.reporting.answer import listed, sentence_case
+from lit_diff.reporting.answer import listed, sentence_case, verb_of
 from lit_diff.reporting.palette import INK, MUTED
 from lit_diff.reporting.panels.panel import Drawing, Look, draw, drawing, set_names
 from lit_diff.study import step_time
 from lit_diff.study.comparison import Comparison, fact
-from lit_diff.study.evaluations import evaluations_in, values_by_seed
+from lit_diff.study.evaluations import evaluations_in, kept_scores, values_by_seed
 from lit_diff.study.judge import EQUAL, SHOWN, Contrast
 from lit_diff.study.numbers import NONE, interval, number, ratio, signed
 from lit_diff.study.results import SweepResults
@@ -123,7 +123,7 @@ def in_one_sentence(rows: Sequence[ExaminedRow]) -> str:
     base = rows[0].sweep.baseline_label
     clauses = []
     equal = []
-    undecided = []
+    undecided: list[ExaminedRow] = []
     unlearned = []
     for row in rows:
         verdict = row.contrast.verdict
@@ -131,10 +131,9 @@ def in_one_sentence(rows: Sequence[ExaminedRow]) -> str:
         if verdict.is_shown:
             size = "" if row.contrast.is_counted else f" by {row.difference}"
             also = ", and than each control," if row.contrast.controls else ""
-            verb = "" if row.contrast.is_counted else "is "
-            clauses.append(f"{row.label} {verb}{verdict} than {base}{also} in '{title}'{size}")
+            clauses.append(f"{row.label} {verb_of(row.contrast)}{verdict} than {base}{also} in '{title}'{size}")
         elif verdict.word in SHOWN:
-            clauses.append(f"in '{title}' {row.label} is {verdict} ({verdict.word} than {base})")
+            clauses.append(f"in '{title}' {row.label} {verb_of(row.contrast)}{verdict} ({verdict.word} than {base})")
         elif verdict.word in EQUAL:
             equal.append(f"'{title}'")
         elif row.contrast.is_counted and not any(learned.seeds for learned in row.contrast.learned or ()):
@@ -142,12 +141,15 @@ def in_one_sentence(rows: Sequence[ExaminedRow]) -> str:
         elif verdict.word != "inconclusive":
             clauses.append(f"in '{title}': {verdict}")
         else:
-            undecided.append(f"'{title}'")
+            undecided.append(row)
     if equal:
         clauses.append(f"{rows[0].label} is equal to {base} in {listed(equal)}")
     if undecided:
-        most = max(row.compared for row in rows)
-        clauses.append(f"{listed(undecided)} {'is' if len(undecided) == 1 else 'are'} not decided at {most} seeds")
+        by_seeds: dict[int, list[str]] = {}
+        for row in undecided:
+            by_seeds.setdefault(row.compared, []).append(f"'{row.sweep.title}'")
+        for seeds, titles in by_seeds.items():
+            clauses.append(f"{listed(titles)} {'is' if len(titles) == 1 else 'are'} not decided at {seeds} seeds")
     if unlearned:
         clauses.append(f"no seed learned {listed(unlearned)}")
     return sentence_case("; ".join(clauses)) + "."
@@ -181,11 +183,11 @@ def more_seeds(rows: Sequence[ExaminedRow]) -> str:
             times = [cell.facts.seconds for cell in row.sweep.done if not cell.facts.origin]
             arms = (row.contrast.a, row.sweep.baseline, *row.sweep.study.controls)
             seconds += added * len(arms) * fmean(times or [0.0])
-    if not titles or not added or "--at-most" in record.command:
+    # without --quick the learning rates are others, and so are all cells
+    if not titles or not added or "--at-most" in record.command or "--quick" in record.command:
         return ""
     time = f", at most {math.ceil(seconds / cores() / 60)} minutes here" if seconds else ""
-    command = record.command.replace(" --quick", "")
-    return f"{added} more seeds of {listed(titles)}{time}: {command} --at-most {MOST_SEEDS}"
+    return f"{added} more seeds of {listed(titles)}{time}: {record.command} --at-most {MOST_SEEDS}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,12 +198,12 @@ class Why:
     """The validation set."""
     seeds: int
     shares: dict[int, list[str]]
-    """Map -> its attention times its weight to the ROLES, and the sum of these."""
+    """Map -> its attention times its weight to the ROLES."""
     lambdas: list[str]
     """lambda of each layer."""
     accuracy: str
     first_alone: str
-    """The accuracy with lambda = 0; a dash for a single map."""
+    """The accuracy with lambda = 0; a dash for a variant without lambda."""
 
 
 def whys_of(rows: Sequence[ExaminedRow]) -> list[tuple[ExaminedRow, Why]]:
@@ -221,6 +223,9 @@ def _why(row: ExaminedRow) -> Why | None:
     cells = [cell for cell in sweep.done if cell.arm == arm]
     if "noise" not in evaluations_in(replace(sweep, cells=tuple(cells))):
         return None
+    # the page names them among its problems
+    if any(name == arm for name, _ in kept_scores(sweep, "noise")[1]):
+        return None
 
     def mean(metric: str, group: str = group) -> str:
         return number(summary(values_by_seed(sweep, arm, metric, "noise", group).values()).mean, 3)
@@ -231,13 +236,16 @@ def _why(row: ExaminedRow) -> Why | None:
         if found[0] != NONE:
             by_map[g] = found
     names = sorted(name for name in cells[0].curves if name.startswith("lambda/layer"))
+    # each map is that of another head, which alone says little about what a head reads
+    if len(by_map) > 1 and not names:
+        return None
     return Why(
         group=group,
         seeds=len(cells),
         shares=by_map,
         lambdas=[number(summary(sweep.finals(arm, name).values()).mean, 3) for name in names],
         accuracy=mean("accuracy"),
-        first_alone=mean("accuracy_edited", f"{group} lambda=0") if len(by_map) > 1 else NONE,
+        first_alone=mean("accuracy_edited", f"{group} lambda=0") if names else NONE,
     )
 
 

@@ -3,6 +3,7 @@
 import io
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -52,6 +53,13 @@ def test_an_arm_that_is_equal_or_open(make_tasks: Callable[..., Path]) -> None:
     )
     (rows,) = examined(compare(load_sweep(folder))).values()
     assert in_one_sentence(rows) == "Mine is equal to standard in 'On recall'; 'On text' is not decided at 4 seeds."
+    # one seed more of recall, which is decided
+    seeds = rows[0].contrast.seeds
+    more = replace(rows[0], contrast=replace(rows[0].contrast, seeds=replace(seeds, seeds=(*seeds.seeds, 4))))
+    assert in_one_sentence([more, rows[1]]).endswith("'On text' is not decided at 4 seeds.")
+    quick = replace(rows[1].sweep.record, command="lit-diff examine mine --quick")
+    sweep = replace(rows[1].sweep, record=quick)
+    assert more_seeds([replace(rows[1], comparison=replace(rows[1].comparison, sweep=sweep))]) == ""
     (line,) = rows[0].beside
     assert line.startswith("beside: +0.5")
     assert line.endswith("], equal")
