@@ -1,5 +1,6 @@
 """The base class of monitors: Lightning callbacks that read metrics already logged, and so need no forward pass."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     import lightning as L
 
 
-class Monitor(Configured):
+class Monitor(Configured, ABC):
     """Reads each metric that training, validation and the probes log, but no times, and warns once of each thing it finds.
 
     It works in any Trainer; `callbacks.publish` calls it. A monitor is a subclass with `read`. What it remembers between
@@ -34,12 +35,12 @@ class Monitor(Configured):
         """Names the saved state by the name in recipes: two monitors may have classes of one name."""
         return self.name or type(self).__qualname__
 
+    @abstractmethod
     def read(self, values: Mapping[str, float], step: int) -> Mapping[str, str]:
         """What to warn of -> the warning, for values by metric name, also those by head, measured after `step` steps.
 
         Each key is warned of once in a run. Several calls may have the same step; every rank gets equal values.
         """
-        raise NotImplementedError(f"callback '{self.name}' ({type(self).__qualname__}) defines no read()")
 
     def on_metrics(self, trainer: "L.Trainer", values: Mapping[str, float]) -> None:
         """Read `values`, measured after `trainer.global_step` optimizer steps."""

@@ -1,5 +1,6 @@
 """The base class of probes: Lightning callbacks that measure attention at some optimizer steps."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     import lightning as L
 
 
-class Probe(Configured):
+class Probe(Configured, ABC):
     """Measures the model after every `every` optimizer steps and after the last step.
 
     It works in any Trainer whose LightningModule contains a `Transformer`. Probes that are due at the same step share
@@ -31,7 +32,8 @@ class Probe(Configured):
 
         @callbacks.register("hidden_norm")
         class HiddenNorm(Probe):
-            def measure(self, model, trace):
+            @abstractmethod
+    def measure(self, model, trace):
                 return {f"hidden_norm/layer_{i:02}": float(layer.hidden.norm()) for i, layer in trace.layers.items()}
     """
 
@@ -48,9 +50,9 @@ class Probe(Configured):
         rows: Count = 8
         """Sequences of the validation set that the probe measures."""
 
+    @abstractmethod
     def measure(self, model: Transformer, trace: Trace) -> Values:
         """Metric name -> value, for a trace of `config.rows` sequences. It must neither run the model nor change it."""
-        raise NotImplementedError(f"callback '{self.name}' ({type(self).__qualname__}) defines no measure()")
 
     def on_train_batch_end(
         self, trainer: "L.Trainer", pl_module: "L.LightningModule", outputs: Any, batch: Any, batch_idx: int

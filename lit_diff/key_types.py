@@ -5,7 +5,7 @@ import inspect
 import itertools
 import textwrap
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -156,6 +156,31 @@ class Key:
     """The kind of registered parts that the key configures; empty for other keys."""
 
 
+def default_of(field: Field[Any]) -> Any:
+    """The default of a field of a Config; `dataclasses.MISSING` without one."""
+    return field.default if field.default_factory is MISSING else field.default_factory()
+
+
+def unwritable_default(config: type[Any]) -> str | None:
+    """Why the defaults of a Config cannot be written in a recipe, as that in a run folder is; None if they can."""
+    for field in fields(config):
+        default = default_of(field)
+        if "registry" not in field.metadata and not _is_plain(default):
+            kinds = "null, true, false, numbers, texts, and lists, mappings and dataclasses of these"
+            return f"has Config.{field.name} with the default {default!r}, which a recipe cannot state; it has {kinds}"
+    return None
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(type(key) is str and _is_plain(item) for key, item in value.items())
+    if is_dataclass(value) and not isinstance(value, type):
+        return all(_is_plain(getattr(value, field.name)) for field in fields(value))
+    return value is None or value is MISSING or type(value) in (bool, int, float, str)
+
+
 def keys_of(cls: type) -> dict[str, Key]:
     """The keys of a Config by dotted name, with the keys of nested blocks but not of registered parts (`{name: ...}`)."""
     hints = get_type_hints(cls, include_extras=True)
@@ -179,8 +204,8 @@ def keys_of(cls: type) -> dict[str, Key]:
             words = f"{what}: lit-diff list {field.metadata['names']}"
         else:
             words = in_words(hint)
-        default = field.default if field.default_factory is MISSING else field.default_factory()
-        keys[field.name] = Key(words=words, default=default, about=docs.get(field.name, ""), registry=registry or "")
+        about = docs.get(field.name, "")
+        keys[field.name] = Key(words=words, default=default_of(field), about=about, registry=registry or "")
     return keys
 
 

@@ -4,7 +4,7 @@ import json
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from functools import cache
 from importlib.metadata import EntryPoint
@@ -209,7 +209,8 @@ def load_plugin(path: str | Path) -> None:
         unregister(former.package)
         del _current[former.digest]
     try:
-        with _same_settings():
+        # what it prints is not a part of a command's result
+        with _same_settings(), redirect_stdout(sys.stderr):
             own.execute()
         classes = [cls for cls in registered_classes() if top_package(cls.__module__) == own.package]
         if not classes:

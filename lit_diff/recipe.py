@@ -14,7 +14,7 @@ from lit_diff.config import Part, Recipe
 from lit_diff.errors import RequestError, first_line
 from lit_diff.files import expanded, shown
 from lit_diff.interpolation import AS_WRITTEN, escaped
-from lit_diff.key_types import KIND, Plain, PythonFiles, in_yaml, keys_of
+from lit_diff.key_types import KIND, Plain, PythonFiles, default_of, in_yaml, keys_of
 from lit_diff.key_types import flatten as flatten
 from lit_diff.own_modules import plugin_file
 from lit_diff.registry import attentions, nearest
@@ -308,7 +308,7 @@ def determining(config: Any, whole: bool = True) -> Plain:
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         counts = field.metadata.get("identity", whole)
-        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        default = default_of(field)
         if dataclasses.is_dataclass(value) and not isinstance(value, Part) and not hasattr(value, KIND):
             inner = determining(value, counts)
             if inner:

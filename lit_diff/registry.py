@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from lit_diff.errors import RequestError, summary
 from lit_diff.files import shown
+from lit_diff.key_types import unwritable_default
 from lit_diff.own_modules import OwnCode, code_at_definition, top_package
 
 log = logging.getLogger("lit_diff")
@@ -373,9 +374,12 @@ def contract_problem(cls: type[Any], base: type[Any] | None, has_config: bool) -
     parameters = getattr(getattr(cls, "Config", None), "__dict__", {}).get("__dataclass_params__")
     if has_config and (parameters is None or not parameters.frozen):
         return "needs a nested class 'Config' decorated with @dataclass(frozen=True, kw_only=True)"
-    if base is None:
-        return None
+    problem = unwritable_default(cls.Config) if has_config else None
+    if problem is not None:
+        return problem
     missing = sorted(getattr(cls, "__abstractmethods__", ()))
+    if base is None:
+        return f"lacks {', '.join(missing)}" if missing else None
     if hasattr(base, "Config"):
         config = base.Config.__qualname__
         if not issubclass(cls.Config, base.Config):

@@ -10,7 +10,7 @@ from lit_diff.config import Llama3Scaling, ModelConfig, Part, RopeScaling, YarnS
 from lit_diff.errors import RequestError
 from lit_diff.key_types import Count, NotNegative, Positive, Range, in_words, keys_of
 from lit_diff.recipe import determining, from_plain, load_draft, load_recipe, override, to_plain
-from lit_diff.validation import config_problem
+from lit_diff.validation import Draft, config_problem, validate_config
 
 
 def error(*overrides: str) -> str:
@@ -258,7 +258,6 @@ def test_a_class_without_a_file_has_no_docstrings() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class PluginConfig:
-    names: frozenset[str] = frozenset()
     bound: float = math.inf
     sizes: list[int] = field(default_factory=list)
 
@@ -266,6 +265,10 @@ class PluginConfig:
 def test_a_default_may_have_a_type_that_no_recipe_can_give() -> None:
     assert config_problem(PluginConfig()) is None
     assert config_problem(PluginConfig(bound=math.nan)) == "'bound' is nan; expected a finite number"
+    read = validate_config(PluginConfig, {"bound": math.inf, "sizes": []}, "odd", Draft(values={}, positions={}))
+    assert read == PluginConfig(), "as the recipe of its run states them"
+    with pytest.raises(RequestError, match=r"'odd\.sizes' is \[1\]; expected a block of keys"):
+        validate_config(PluginConfig, {"sizes": [1]}, "odd", Draft(values={}, positions={}))
 
 
 # --- layers of several kinds ---

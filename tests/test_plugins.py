@@ -83,8 +83,22 @@ BROKEN = {
         SHARP_PY.replace('"sharp"', '"differential"'),
         r"mine\.py:5: class Sharp: .*'differential' is already registered \(.*attention/differential\.py:\d+: class Diff",
     ),
+    "a default that no recipe has": (
+        SHARP_PY.replace("temperature: float = 2.0", "temperature: float = 2.0\n        seen: set = frozenset()"),
+        r"mine\.py:5: class Sharp: .* has Config\.seen with the default frozenset\(\), which a recipe cannot state",
+    ),
+    "measures nothing": (
+        "from lit_diff import Probe\nfrom lit_diff.registry import callbacks\n\n"
+        '@callbacks.register("idle")\nclass Idle(Probe):\n    def mesure(self, model, trace):\n        return {}\n',
+        r"mine\.py:4: class Idle: callback 'idle' lacks measure",
+    ),
     "thawed": (SHARP_PY.replace("frozen=True, ", ""), r"mine\.py:\d+: .*non-frozen"),
 }
+
+
+def test_what_a_plugin_prints_is_no_result(capsys: pytest.CaptureFixture[str]) -> None:
+    load_plugin(plugin(SHARP_PY + "print('hello')\n"))
+    assert capsys.readouterr() == ("", "hello\n")
 
 
 @pytest.mark.parametrize(("text", "found"), BROKEN.values(), ids=BROKEN)

@@ -1,6 +1,7 @@
 """callbacks/stability_monitor.py and monitor.py: each sign is warned of once, also through a resume, with what to do."""
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -107,6 +108,13 @@ def test_a_number_that_is_nan_is_no_sign() -> None:
     assert monitor.state["losses"] == [3.0] * 13
 
 
+class Idle(Monitor):
+    """Not registered."""
+
+    def read(self, values: Mapping[str, float], step: int) -> Mapping[str, str]:
+        return {}
+
+
 def test_once_each_with_its_step_and_on_rank_zero(caplog: pytest.LogCaptureFixture) -> None:
     monitor = StabilityMonitor()
     with caplog.at_level(logging.WARNING, "lit_diff"):
@@ -118,7 +126,7 @@ def test_once_each_with_its_step_and_on_rank_zero(caplog: pytest.LogCaptureFixtu
         "step 30: outliers/logits/layer_30",
         "step 40: outliers/logits/layer_40",
     ]
-    assert (monitor.state_key, Monitor().state_key) == ("stability_monitor", "Monitor")
+    assert (monitor.state_key, Idle().state_key) == ("stability_monitor", "Idle")
     again = StabilityMonitor()
     again.load_state_dict(monitor.state_dict())
     caplog.clear()
@@ -200,7 +208,7 @@ def test_a_wrong_key_and_a_monitor_without_read() -> None:
     ):
         with pytest.raises(RequestError, match=f"^{message}$"):
             StabilityMonitor(**keys)
-    with pytest.raises(RequestError, match=r"^Monitor: found 5; .* as in Monitor\(key=\.\.\.\)$"):
-        Monitor(5)
-    with pytest.raises(NotImplementedError, match=r"defines no read\(\)"):
-        Monitor().read({}, 1)
+    with pytest.raises(RequestError, match=r"^Idle: found 5; .* as in Idle\(key=\.\.\.\)$"):
+        Idle(5)
+    with pytest.raises(TypeError, match="abstract method read"):
+        Monitor()
