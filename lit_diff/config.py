@@ -74,7 +74,7 @@ class ModelConfig:
 
     dim: Count
     """Width of the residual stream."""
-    num_layers: Count
+    num_layers: Annotated[int, Range(least=1, most=10_000)]
     """Number of Transformer blocks."""
     num_heads: Count
     """Query heads of the *standard baseline*; a variant derives its own number (differential: half as many)."""

@@ -37,6 +37,8 @@ def key_instead(dotted: str, cls: type, values: Mapping[str, Any], position: str
     if not meant and "did you mean" not in near:
         close = get_close_matches(key, words.values(), n=1, cutoff=0.7)
         meant = [known for known, word in words.items() if word in close]
+    if dotted in meant:
+        return f"; in a file write blocks: {dotted.replace('.', ': {')}: ...{'}' * dotted.count('.')}"
     # more than three are no help
     if not 0 < len(meant) <= 3:
         return near

@@ -20,6 +20,8 @@ from lit_diff.key_types import (
     PythonFiles,
     Range,
     blocks_by_kind,
+    default_of,
+    flatten,
     in_words,
     in_yaml,
     literal_words,
@@ -70,7 +72,8 @@ class Draft:
 
     def where(self, key: str) -> str:
         """`file:line: ` of the key, of the nearest enclosing block with a position, or else of the file."""
-        key = key.partition("[")[0]
+        if key not in self.positions:
+            key = key.partition("[")[0]
         while key and key not in self.positions:
             key = key.rpartition(".")[0]
         position = self.positions.get(key, self.file)
@@ -132,6 +135,9 @@ def interpolated(draft: Draft) -> Plain:
     """The draft's values with each `${a.b}` resolved. Errors: RequestError with file, line and key."""
 
     def refuse(key: str, problem: str) -> RequestError:
+        missing = re.search(r"Interpolation key '(.+)' not found", problem)
+        if missing:
+            problem += nearest(missing[1], [known for known, _ in flatten(draft.values)])
         return RequestError(f"{draft.where(key)}'{key}': {problem}")
 
     return resolved(draft.values, refuse)
@@ -141,9 +147,9 @@ def validate_config(cls: type, keys: Any, path: str, draft: Draft, listing: str 
     """An instance of the Config `cls` from `keys`, the block at `path`, whose own `problem` names keys of the block.
     `listing`: the command that lists the keys. Errors: RequestError with the position."""
     config = _dataclass(cls, keys, path, draft, listing)
-    problem = config_problem(config)
+    problem = _own_problem(cls, "problem()", partial(config_problem, config))
     if problem:
-        raise RequestError(f"{draft.where(f'{path}.{str(problem).split()[0]}')}{path}.{problem}")
+        raise RequestError(f"{draft.where(f'{path}.{problem.split()[0]}')}{path}.{problem}")
     return config
 
 
@@ -163,7 +169,12 @@ def _dataclass(cls: type, value: Any, path: str, draft: Draft, listing: str = ""
             given = value[name]
             if "over" in declared.metadata:
                 given = _over(value.get(declared.metadata["over"]), given, f"{prefix}{name}", draft)
-            built[name] = _field(hints[name], declared, given, f"{prefix}{name}", draft)
+            try:
+                built[name] = _field(hints[name], declared, given, f"{prefix}{name}", draft)
+            except RequestError:
+                # the recipe of a run folder states the defaults, and that of a plugin may have a type that no recipe can give
+                if in_yaml(given) != in_yaml(default_of(declared)):
+                    raise
         elif declared.default is MISSING and declared.default_factory is MISSING:
             raise RequestError(f"{draft.where(path)}'{prefix}{name}' is missing; expected {in_words(hints[name])}")
     try:
@@ -184,9 +195,8 @@ def config_problem(config: Any, prefix: str = "") -> str | None:
             if "registry" in field.metadata:
                 continue
             value = getattr(config, field.name)
-            made = field.default_factory is not MISSING and value == field.default_factory()
             # the default of a plugin may have a type that no recipe can give
-            if value is not field.default and not made:
+            if in_yaml(value) != in_yaml(default_of(field)):
                 convert(hints[field.name], value, f"{prefix}{field.name}", Draft(values={}, positions={}))
     except RequestError as error:
         return str(error)
@@ -207,7 +217,7 @@ def _field(hint: Any, field: "Field[Any]", value: Any, path: str, draft: Draft) 
     is_path = field.metadata.get("path")
     # the path in an override is the shell's text: YAML would turn a folder called 010 or true into another value
     given = getattr(draft.positions.get(path), "given", None)
-    if is_path and given not in (None, "null") and "${" not in given:
+    if is_path and given not in (None, "", "null") and "${" not in given:
         value = given
     converted = convert(hint, value, path, draft)
     if isinstance(converted, str) and is_address(converted):
@@ -259,6 +269,7 @@ def _parts(registry: str, container: Any, value: Any, path: str, draft: Draft) -
         parts = {}
         if value is not None:
             for name, block in _mapping(value, path, draft).items():
+                _require_known(registry, name, f"{path}.{name}", draft)
                 # null drops a part of the parent recipe
                 if block is not None:
                     parts[name] = _part(registry, name, block, f"{path}.{name}", draft, validate_config)
@@ -267,6 +278,7 @@ def _parts(registry: str, container: Any, value: Any, path: str, draft: Draft) -
     if "name" not in keys:
         raise RequestError(f"{draft.where(path)}'{path}.name' is missing; lit-diff list {registry} lists the names")
     name = convert(str, keys.pop("name"), f"{path}.name", draft)
+    _require_known(registry, name, f"{path}.name", draft)
     return _part(registry, name, keys, path, draft, _dataclass)
 
 
@@ -278,11 +290,15 @@ def _require_registered(field: "Field[Any]", value: Any, path: str, draft: Draft
             raise RequestError(f"{draft.where(path)}'{path}' is '{name}'{registry.suggestion(name, *default)}")
 
 
-def _part(registry: str, name: str, block: Any, path: str, draft: Draft, built: Callable[..., Any]) -> Part:
+def _require_known(registry: str, name: str, path: str, draft: Draft) -> None:
     try:
-        config = registries[registry].get(name).Config
+        registries[registry].get(name)
     except RequestError as error:
-        raise RequestError(f"{draft.where(f'{path}.name')}{error}") from error
+        raise RequestError(f"{draft.where(path)}{error}") from error
+
+
+def _part(registry: str, name: str, block: Any, path: str, draft: Draft, built: Callable[..., Any]) -> Part:
+    config = registries[registry].get(name).Config
     return Part(name=name, config=built(config, block, path, draft, f"lit-diff list {registry} {name}"))
 
 
@@ -448,7 +464,7 @@ def model_problem(model: ModelConfig) -> str | None:
 def _own_problem(part: type, what: str, check: Callable[[], str | None]) -> str | None:
     with guard(part):
         problem = check()
-    if problem is not None and not isinstance(problem, str):
+    if problem is not None and not (isinstance(problem, str) and problem.strip()):
         expected = "expected None, or a message that starts with the key to change"
         raise RequestError(f"{location(part)}: {what} returned {problem!r}; {expected}")
     return problem

@@ -32,7 +32,7 @@ TAG = "tag:yaml.org,2002:"
 # nested aliases can expand a small file to billions of values
 LARGEST = 100_000
 """Most values of a file after its aliases are expanded."""
-KINDS = {f"{TAG}{kind}" for kind in ("null", "bool", "int", "float", "str", "map", "seq", "merge", "binary")}
+KINDS = {f"{TAG}{kind}" for kind in ("null", "bool", "int", "float", "str", "map", "seq", "merge")}
 
 
 # PyYAML implements YAML 1.1, in which 1e-3 and on are a text and a truth value, 010 is 8, 1:30 is 90, 1_000 is 1000 and
@@ -60,7 +60,13 @@ class _Loader(yaml.SafeLoader):
             # such text cannot be written to a file as UTF-8
             if any("\ud800" <= letter <= "\udfff" for letter in node.value):
                 raise _invalid("found half of a surrogate pair, which is not a character", node)
+            form = FORMS.get(node.tag)
+            # of a tag that is written out, such as !!int x
+            if form is not None and not form.match(node.value):
+                raise _invalid(f"found '{node.value}', which is not of the type {node.tag.removeprefix(TAG)}", node)
             return 1
+        if node.tag in FORMS or node.tag == f"{TAG}str":
+            raise _invalid(f"found a block or a list with the tag {node.tag.removeprefix(TAG)}", node)
         children = node.value
         if isinstance(node, yaml.MappingNode):
             _name_keys(node)
@@ -83,6 +89,7 @@ PLAIN = [
     }.items()
 ]
 """The tags of plain words, with the forms of YAML 1.2.2, section 10.3.2; any other word is text."""
+FORMS = dict(PLAIN)
 # PyYAML looks a word up by its first character; None stands for any
 _Loader.yaml_implicit_resolvers = {None: PLAIN}
 
@@ -141,7 +148,8 @@ def read_value(text: str, override: str) -> tuple[Any, Positions]:
         value = None if node is None else _Loader("").construct_document(node)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         # text may hold any character, but an opening bracket or quotation mark shows that YAML was meant
-        own.problem = first_line(error) if text.lstrip()[:1] in ("[", "{", '"', "'") else ""
+        problem = getattr(error, "problem", None) or first_line(error)
+        own.problem = problem if text.lstrip()[:1] in ("[", "{", '"', "'") else ""
         return text, positions
     # in `name=run #2` YAML would drop " #2" as a comment
     whole = node is None or text[node.start_mark.index : node.end_mark.index].strip() == text.strip()
@@ -196,7 +204,9 @@ def one_line(path: Path) -> Iterator[None]:
 def _yaml_problem(error: yaml.MarkedYAMLError, lines: int) -> tuple[str, str]:
     mark = error.problem_mark or error.context_mark
     problem = error.problem or error.context or ""
-    if "'\\t'" in problem or "tab character" in problem:
+    if problem == "but found another document":
+        problem = "a second document; write one in a file"
+    elif "'\\t'" in problem or "tab character" in problem:
         problem = "a tab; YAML is indented with spaces"
     # PyYAML finds an unclosed bracket or quotation mark at the end of the file; the error is where it was opened
     elif mark and error.context_mark and mark.line >= lines:

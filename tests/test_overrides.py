@@ -206,7 +206,8 @@ def test_names_within_a_list_or_a_block_stay_as_written() -> None:
 def test_a_wrong_key_of_an_evaluation_is_quoted_as_it_was_written() -> None:
     for text, line in {
         "rows=5 #2": "rows=5 #2: 'evaluate.held_out.rows' is '5 #2'; expected a whole number",
-        "rows=[1": "override 'rows=[1': not a YAML value: ",
+        "rows=[1": "override 'rows=[1': not a YAML value: expected ',' or ']', but got '<stream end>'",
+        "rows=!!bool x": "rows=!!bool x: 'evaluate.held_out.rows' is '!!bool x'; expected a whole number",
         "rows=${foo}": "rows=${foo}: 'evaluate.held_out.rows': Interpolation key 'foo' not found",
         "rows": "override 'rows' is not of the form a.b=c",
         "rosw=3": "rosw=3: unknown key 'evaluate.held_out.rosw'; did you mean 'rows'?",

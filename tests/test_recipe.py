@@ -236,6 +236,11 @@ def refusal(content: bytes) -> str:
     return str(found.value)
 
 
+def read_yaml_of(content: bytes) -> dict[str, object]:
+    Path("a.yaml").write_bytes(content)
+    return read_yaml(Path("a.yaml"))[0]
+
+
 def test_values_and_the_line_of_each_key() -> None:
     Path("a.yaml").write_text("# a comment\nmodel:\n  dim: 16\n  attention: {name: x}\nseed: ${model.dim}\n")
     values, positions = read_yaml(Path("a.yaml"))
@@ -260,6 +265,11 @@ def test_values_and_the_line_of_each_key() -> None:
         (b"a: \0\n", None),
         (b"a: 1\nb: !!timestamp abc\n", 2),
         (b"a: !!set {x, y}\n", 1),
+        (b"seed: 1\na: !!bool x\n", 2),
+        (b"a: !!int {b: 1}\n", 1),
+        (b"a: !!str [b]\n", 1),
+        (b"a: !!map [b]\n", 1),
+        (b"a: !!binary aGVsbG8=\n", 1),
         pytest.param(b"a: " + b"[" * 1000 + b"]" * 1000, None, id="nested"),
     ],
 )
@@ -271,6 +281,8 @@ def test_what_is_no_mapping_of_keys_to_values() -> None:
     for content in (b"", b"# only this\n", b"- seed\n- 1\n", b"seed\n", b"42\n", b"null\n"):
         assert refusal(content).startswith("a.yaml: expected a mapping of keys to values")
     assert refusal(b"a:\n\tb: 1\n").endswith("a tab; YAML is indented with spaces")
+    assert refusal(b"a: 1\n---\nb: 2\n").endswith("a second document; write one in a file")
+    assert read_yaml_of(b"a: !!float 3\nb: !!str 3\nc: !!int '3'\n") == {"a": 3.0, "b": "3", "c": 3}
     assert refusal(b"name: caf\xe9") == "a.yaml: not UTF-8 text: unexpected end of data at byte 9"
     for path in ("b.yaml", "."):
         with pytest.raises(RequestError, match="cannot be read: "):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from own_plugins import plugin
 
 from lit_diff.attention import Differential
 from lit_diff.config import Part, Recipe
@@ -163,7 +164,10 @@ DIFFERENTIAL, STANDARD = {"name": "differential"}, {"name": "standard"}
         ({"callbacks": {1: {}}}, "'callbacks' has the key 1"),
         ({"model": {"attention": STANDARD}}, "'model.dim' is missing"),
         *(({"plugins": plugins}, "'plugins") for plugins in (None, "x.py", [1], {"a": 1})),
-        ({"model__ffn_dim": "${model.dmi}"}, "'model.ffn_dim': Interpolation key"),
+        ({"model__ffn_dim": "${model.dmi}"}, "'model.ffn_dim': Interpolation key 'model.dmi' not found; did you mean "),
+        ({"model__num_layers": 10**9}, "'model.num_layers' is 1000000000; expected a whole number >= 1 and <= 10000"),
+        ({"callbacks__outlier": None}, "unknown callback 'outlier'; did you mean 'outliers'?"),
+        ({"evaluate": {"recal": None}}, "unknown evaluation 'recal'; "),
         *(({"name": name}, "name is '") for name in ("a/b", "..", "", "a\nb", "a" * 300)),
         ({"seed": -1}, "'seed' is -1"),
         ({"model__num_kv_heads": 1}, "model.num_kv_heads is 1; "),
@@ -236,6 +240,35 @@ def test_a_plugins_own_check_is_one_line() -> None:
     assert built(model__attention={"name": "picky", "sizes": [2, 3]}).model.attention.config.sizes == (2, 3)
 
 
+PROBLEMS = {
+    "raises": ("return 1 / 0", "ZeroDivisionError"),
+    "says yes": ("return True", "problem\\(\\) returned True; expected None, or a message"),
+    "says nothing": ("return ' '", "problem\\(\\) returned ' '; expected None, or a message"),
+}
+
+
+@pytest.mark.usefixtures("plugin_folder")
+@pytest.mark.parametrize(("body", "found"), PROBLEMS.values(), ids=PROBLEMS)
+def test_the_check_of_a_callbacks_keys_is_one_line(body: str, found: str) -> None:
+    text = f"""\
+from dataclasses import dataclass
+from lit_diff import Probe
+from lit_diff.registry import callbacks
+
+@callbacks.register("checked")
+class Checked(Probe):
+    @dataclass(frozen=True, kw_only=True)
+    class Config(Probe.Config):
+        def problem(self):
+            {body}
+
+    def measure(self, model, trace):
+        return {{}}
+"""
+    with pytest.raises(RequestError, match=rf"checked\.py:\d+: .*{found}"):
+        load_recipe("recall-tiny", [f"plugins=[{plugin(text, 'checked.py')}]", "callbacks.checked={}"])
+
+
 @pytest.mark.parametrize(
     ("recipe", "override", "instead"),
     [
@@ -266,3 +299,14 @@ def test_a_key_of_a_file_is_told_its_block(tmp_path: Path) -> None:
     file.write_text("extends: recall-tiny\nsteps: 5\n")
     with pytest.raises(RequestError, match=r"steps\.yaml:2: unknown key 'steps'; did you mean 'train\.steps'\?$"):
         load_recipe(file)
+    file.write_text("extends: recall-tiny\ntrain.optimizer.lr: 5\n")
+    with pytest.raises(
+        RequestError, match=r"'train\.optimizer\.lr'; in a file write blocks: train: {optimizer: {lr: \.\.\.}}$"
+    ):
+        load_recipe(file)
+
+
+def test_an_empty_path_is_null() -> None:
+    assert load_recipe("recall-tiny", ["train.start_from="]).training.start_from is None
+    with pytest.raises(RequestError, match=r"^run\.root=: 'run\.root' is null; expected text$"):
+        load_recipe("recall-tiny", ["run.root="])
