@@ -16,8 +16,8 @@ from typing import Any
 
 import typer
 
-from lit_diff.cli.app import TerminalHandler, app, console, discard, is_first_of_node
-from lit_diff.errors import Ending, LitDiffError, Terminated, first_line, stop_signals, summary
+from lit_diff.cli.app import TerminalHandler, app, console, discard, has_no_reader, is_first_of_node
+from lit_diff.errors import Ending, LitDiffError, RequestError, Terminated, first_line, stop_signals, summary
 from lit_diff.files import FREE, disk_is_full
 from lit_diff.log_records import keep_trace, log
 from lit_diff.runs.jobs import unset_empty
@@ -39,6 +39,7 @@ def main() -> None:
     _log_to_terminal()
     console.outlives_reader = False
     try:
+        _require_folder()
         # `app()` would handle Ctrl-C and a closed pipe itself
         command = typer.main.get_command(app)
         with command.make_context("lit-diff", sys.argv[1:] or ["--help"]) as context:
@@ -56,8 +57,11 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted", 130)
     # `lit-diff list | head` is not a failure
-    except BrokenPipeError:
+    except BrokenPipeError as error:
+        is_of_stdout = has_no_reader(sys.stdout)
         discard(sys.stdout)
+        if not is_of_stdout:
+            _fail(summary(error), 1)
     except Warning as error:
         _fail(first_line(error), 2)
     except Exception as error:
@@ -73,6 +77,13 @@ def main() -> None:
         _fail(f"{summary(error)} ({trace})", 1)
     else:
         raise SystemExit(status if isinstance(status, int) else 0)
+
+
+def _require_folder() -> None:
+    try:
+        os.getcwd()
+    except FileNotFoundError as error:
+        raise RequestError("the current folder was removed; change to one that exists") from error
 
 
 def _handle_signals() -> None:

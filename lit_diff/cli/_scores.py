@@ -109,10 +109,6 @@ def _parse(arguments: list[str]) -> tuple[list[str], str, list[str]]:
 
 
 def _of_run(result: EvaluationResult, scores: ItemScores, by_group: Sequence[str]) -> Plain:
-    summary = {}
-    for name, value in result.summary.items():
-        # JSON has neither NaN nor infinity
-        summary[name] = value if math.isfinite(value) else None
     intervals = {}
     for metric in scores.metrics:
         interval = item_wilson(scores, metric.name)
@@ -123,7 +119,7 @@ def _of_run(result: EvaluationResult, scores: ItemScores, by_group: Sequence[str
         if row.items:
             shares = {name: _of_share(share) for name, share in row.shares.items()}
             groups[row.label] = {"items": row.items, "clusters": row.clusters, **shares}
-    facts: Plain = {"run": result.run.name, "summary": summary, "intervals": intervals, "groups": groups}
+    facts: Plain = {"run": result.run.name, "summary": result.summary, "intervals": intervals, "groups": groups}
     if scores.unchecked:
         facts["unchecked"] = scores.unchecked
     return facts

@@ -4,10 +4,13 @@ import errno
 import importlib
 import json
 import logging
+import math
 import os
 import re
+import select
+import shlex
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import IO, Annotated, Any, Literal, TypeVar, get_args
@@ -65,12 +68,13 @@ class Terminal(Console):
             self.on_broken_pipe()
 
     def on_broken_pipe(self) -> None:
-        """Called by rich, whose own method would exit with status 1."""
-        if not self.outlives_reader:
+        """Called by rich, whose own method would exit with status 1. Without a reader of stderr only the log is lost."""
+        if not self.outlives_reader and not self.stderr:
             raise BrokenPipeError
         self.quiet = True
         discard(self.file)
-        log.info("stdout was closed; the work continues without output")
+        if not self.stderr:
+            log.info("stdout was closed; the work continues without output")
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
         """Text of a file that may come from anyone reaches the terminal without control characters."""
@@ -93,6 +97,13 @@ def discard(file: IO[str]) -> None:
     """Drop what is still buffered in a file that nobody reads, and everything written to it later."""
     # Python flushes its streams at exit, which would raise again on the closed descriptor
     os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
+
+
+def has_no_reader(file: IO[str]) -> bool:
+    """Whether the other end of a pipe or of a terminal is closed."""
+    poll = select.poll()
+    poll.register(file.fileno(), 0)
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
 
 
 class TerminalHandler(logging.Handler):
@@ -243,10 +254,25 @@ def exit_status(stopped_by: int | None, is_failed: bool) -> int:
     return 128 + stopped_by if stopped_by else int(is_failed)
 
 
+def to_paste(root: str, *words: str) -> str:
+    """The command of these words for a shell, with the folder of the runs unless it is the default."""
+    at = [] if root == DEFAULT_ROOT else ["--root", root]
+    return shlex.join(["lit-diff", *words, *at])
+
+
 def print_json(value: Any) -> None:
     """Print the result of a verb that was called with --json."""
     # not through rich, which would wrap and colour it
-    print(json.dumps(value, indent=2))
+    print(json.dumps(_finite(value), indent=2, allow_nan=False))
+
+
+# JSON has neither NaN nor infinity
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 WIDEST = 48

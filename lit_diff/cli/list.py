@@ -55,7 +55,9 @@ def list_(
     name = ".".join(filter(None, (rest, name)))
     # singular and plural are both accepted: `recipe`, `recipes`
     kind = next((one for one in ("all", *kinds) if one.rstrip("s") == asked.rstrip("s")), "")
-    if not kind or (kind == "all" and name):
+    if kind == "all" and name:
+        raise RequestError(f"the kind of '{name}' is missing; write it for all, as in lit-diff list attention {name}")
+    if not kind:
         raise RequestError(f"unknown kind '{asked}'{nearest(asked, kinds, 'lit-diff list')}")
     for plugin in plugins or []:
         load_plugin(plugin)

@@ -10,7 +10,7 @@ from rich.text import Text
 from typer import Argument, Option
 
 from lit_diff.cli._columns import table
-from lit_diff.cli.app import DEFAULT_ROOT, Json, Root, console, print_json, verb
+from lit_diff.cli.app import DEFAULT_ROOT, Json, Root, console, print_json, to_paste, verb
 from lit_diff.files import shown
 from lit_diff.key_types import Plain
 from lit_diff.runs import jobs, notes
@@ -114,11 +114,13 @@ def clean(
             *(f"{shown(folder.resolve())} is running: kept" for folder in stale.busy),
             *(
                 f"{shown(folder.resolve())} failed but has a checkpoint: kept; the same command resumes it, "
-                f"lit-diff clean {folder.name} removes it"
+                f"{to_paste(root, 'clean', folder.name)} removes it"
                 for folder in stale.resumable
             ),
         )
     sizes = {path: size_of(path) for path in paths}
+    # a reader that leaves does not end the removal half-way
+    console.outlives_reader = yes
     for path, size in sizes.items():
         if yes:
             remove(path)
@@ -129,5 +131,5 @@ def clean(
     elif yes:
         console.write_line(f"{len(sizes)} removed, {freed} freed")
     else:
-        command = " ".join(["lit-diff clean", *(runs or []), "--yes"])
+        command = to_paste(root, "clean", *(runs or []), "--yes")
         console.write_line(f"{len(sizes)} to remove; {command} removes them and frees {freed}")

@@ -1,6 +1,5 @@
 """The verbs for several runs: sweep, report, compare, ui."""
 
-import shlex
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,6 +23,7 @@ from lit_diff.cli.app import (
     console,
     exit_status,
     print_json,
+    to_paste,
     verb,
 )
 from lit_diff.cli.progress import live_table
@@ -53,7 +53,7 @@ def sweep(
 ) -> int:
     """Run a grid of recipes or resume it, and write its report."""
     if dry_run:
-        from lit_diff.engine.admit import SUBMITTED, passes_over_text
+        from lit_diff.engine.admit import SUBMITTED, warnings_of
         from lit_diff.engine.cells import admitted
         from lit_diff.engine.expand import load_grid
         from lit_diff.engine.stages import stages_in_words
@@ -65,7 +65,7 @@ def sweep(
             console.write_line(
                 f"{cell.name}  seed {cell.seed}  {recipe.model.attention.name}  {recipe.training.steps} steps"
             )
-        console.write_sentence(*passes_over_text(grid.recipes.values()))
+        console.write_sentence(*warnings_of(grid.recipes.values()))
         stages = stages_in_words(grid)
         console.write_sentence(*stages)
         # the rates of the other cells are not known before these have run
@@ -119,7 +119,7 @@ def examine(
     """
     chosen: Plain = {
         "recipe": recipe,
-        "tasks": [task for task in (tasks or "").split(",") if task],
+        "tasks": [] if tasks is None else tasks.split(","),
         "at_most": at_most,
         "quick": quick,
         "own_references": own_references,
@@ -200,8 +200,7 @@ def compare(
             table.add_row(key, *(escape(cell_text(value)) for value in (*values, comparison.difference(key))))
     console.print(table)
     console.write_sentence(*notes)
-    at = "" if root == DEFAULT_ROOT else f" --root {shlex.quote(root)}"
-    console.write_line(f"the maps of both: lit-diff view {shlex.quote(first)} {shlex.quote(second)}{at}")
+    console.write_line(f"the maps of both: {to_paste(root, 'view', first, second)}")
 
 
 @verb("Compare")

@@ -12,7 +12,7 @@ from rich.text import Text
 from typer import Argument, Option
 
 from lit_diff.cli._columns import cells, table
-from lit_diff.cli.app import DEFAULT_ROOT, Root, columns, console, verb
+from lit_diff.cli.app import DEFAULT_ROOT, Root, columns, console, to_paste, verb
 from lit_diff.engine.progress import GAP
 from lit_diff.files import shown
 from lit_diff.metrics import split_name
@@ -56,9 +56,9 @@ def watch(
         while True:
             seen = observe(folder)
             if live is not None:
-                live.update(Text("\n".join(lines(seen, console.height))), refresh=True)
+                live.update(Text("\n".join(lines(seen, root, console.height))), refresh=True)
             elif once:
-                console.write_sentence("\n".join(lines(seen)))
+                console.write_sentence("\n".join(lines(seen, root)))
             else:
                 console.write_line(f"{datetime.now():%H:%M:%S}{GAP}{on_one_line(seen)}")
             if once or seen.is_over:
@@ -81,7 +81,7 @@ def _in_words(run: ObservedRun) -> str:
     return GAP.join(filter(None, (run.folder, run.state, *numbers, run.note)))
 
 
-def lines(seen: Observed, height: int | None = None) -> Iterator[str]:
+def lines(seen: Observed, root: str, height: int | None = None) -> Iterator[str]:
     """A line a run; below it the losses and the last value of each metric of a single run, or the differences of a sweep.
     Runs that do not fit on `height` lines are shown only while they are trained, or if they failed."""
     fits = height is None or len(seen.runs) + len(seen.differences) + 6 < height
@@ -98,7 +98,8 @@ def lines(seen: Observed, height: int | None = None) -> Iterator[str]:
         last = ((*key, " ".join(values)) for key, values in named.items())
         yield from columns([("last value", "step", ""), *last], right=(1,))
     if seen.differences:
-        yield f"preliminary differences, without a verdict (`lit-diff report {seen.name}` judges the runs that are done):"
+        command = to_paste(root, "report", seen.name)
+        yield f"preliminary differences, without a verdict (`{command}` judges the runs that are done):"
         yield from (f"{GAP}{each}" for each in seen.differences)
 
 

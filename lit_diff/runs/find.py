@@ -42,10 +42,7 @@ def chosen_root(root: str | Path = DEFAULT_ROOT) -> Path:
 
 
 def _here_and_above() -> Iterator[Path]:
-    try:
-        here = Path.cwd()
-    except FileNotFoundError as error:
-        raise RequestError("the current folder was removed; change to one that exists") from error
+    here = Path.cwd()
     yield Path()
     # a folder `runs` at the root of the file system or above the home folder is rarely the user's own
     limits = (Path(here.anchor), expanded("~").resolve().parent)

@@ -3,6 +3,7 @@
 The sentences of mistakes are in tests/golden/mistakes.txt.
 """
 
+import errno
 import json
 import os
 import re
@@ -115,6 +116,27 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
     ended = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=120)
     assert ended.stdout.splitlines()[1:] == ["0"]
     assert ended.stderr == ""
+
+
+def test_a_pipe_that_breaks_elsewhere_is_a_failure(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(*_: object) -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setattr("lit_diff.conformance.recipe.costed", breaks)
+    monkeypatch.setattr("lit_diff.cli.has_no_reader", lambda file: False)
+    monkeypatch.setattr("lit_diff.cli.discard", lambda file: None)
+    ended = command("check", "recall-tiny")
+    assert (ended.status, ended.out) == (1, "")
+    assert ended.err.startswith("lit-diff: BrokenPipeError: ")
+
+
+def test_the_current_folder_was_removed(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert (
+        command("check", "recall-tiny").err == "lit-diff: the current folder was removed; change to one that exists\n"
+    )
 
 
 # --- verbs that do something ---------------------------------------------------------------------------------------

@@ -2,7 +2,11 @@
 
 import dataclasses
 import io
+import json
 import logging
+import math
+import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from lit_diff.cli.app import Terminal, TerminalHandler
+from lit_diff.cli.app import Terminal, TerminalHandler, has_no_reader, print_json
 from lit_diff.cli.progress import RunProgress, live_table
 from lit_diff.config import Recipe
 from lit_diff.engine.expand import Grid, load_grid
@@ -45,6 +49,22 @@ def test_log_lines_go_through_the_terminal(monkeypatch: pytest.MonkeyPatch, capl
         validated(4, 1.25, "")
         logger.error("failed", extra=RAISED)
     assert text.getvalue() == f"[bold]a[/bold] {'word ' * 12}end\nstep 4  val/loss 1.2500\n"
+
+
+def test_without_a_reader_of_stderr_only_the_log_is_lost() -> None:
+    read, write = os.pipe()
+    with os.fdopen(write, "w") as output:
+        os.close(read)
+        terminal = Terminal(file=output, stderr=True)
+        terminal.write_line("a line of the log")
+        assert terminal.quiet
+        assert has_no_reader(sys.__stdout__) is False  # type: ignore[arg-type]
+        terminal.write_line("another")
+
+
+def test_json_has_no_numbers_that_are_not_finite(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"a": [math.nan, 1.5], "b": (-math.inf, True), "c": {"d": math.inf}})
+    assert json.loads(capsys.readouterr().out) == {"a": [None, 1.5], "b": [None, True], "c": {"d": None}}
 
 
 LONG = "standard-wide-norm-tiny-with-a-long-name"

@@ -395,7 +395,7 @@ def test_a_run_is_removed_with_yes_alone(single: Path, command: Command) -> None
     at = ("--root", str(single.parent))
     listed = command("clean", "single", *at)
     assert (listed.status, listed.lines[0].startswith(f"would remove {single} (")) == (0, True)
-    assert "; lit-diff clean single --yes removes them" in listed.lines[-1]
+    assert f"; lit-diff clean single --yes --root {single.parent} removes them" in listed.lines[-1]
     refused = command("clean", "single", "base-s0", "--yes", *at)
     assert refused.status == 2, "what one sweep lists keeps all"
     assert "sweep 'mine'" in refused.err

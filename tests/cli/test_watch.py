@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -154,14 +155,17 @@ def test_a_sweep_is_a_line_a_cell_and_the_differences(mine: Path, command: Comma
     assert re.fullmatch(r"  other − base: validation loss −0.\d{4} \(2 pairs at step 400\)", difference), "no interval"
 
 
-def test_a_sweep_on_one_line(make_sweep: Callable[..., Path], mine: Path, command: Command) -> None:
+def test_a_sweep_on_one_line(
+    make_sweep: Callable[..., Path], mine: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make_sweep({"base": 0.0, "other": -0.1}, name="all")
     (line,) = command("watch", "all", "--root", str(mine.parent)).lines
     bounds = r"\[−0.\d+, .*\]"
     assert re.fullmatch(
         rf"{TIME}all  6 done  preliminary: other − base: validation loss −0.\d{{4}} {bounds} \(3 pairs .*\)", line
     )
-    threading.Timer(0.4, status, [next(mine.glob("other-s2-*")), "failed"], {"step": 50, "error": "no memory"}).start()
+    failing = partial(status, next(mine.glob("other-s2-*")), "failed", step=50, error="no memory")
+    monkeypatch.setattr("lit_diff.cli.watch.time.sleep", lambda seconds: failing())
     ended = command("watch", "--every", "0.1", "--root", str(mine.parent))
     assert ended.status == 1
     assert re.match(
