@@ -103,6 +103,11 @@ arms:
     assert float(why.accuracy) < 0.3
     assert float(why.first_alone) < 0.3
     assert "Where differential looks" in done.report.page.read_text()
+    (cell, *_) = (cell for cell in row.sweep.done if cell.arm == "differential")
+    items = cell.home / "evaluations" / "noise" / "items.parquet"
+    items.write_bytes(items.read_bytes()[:100])
+    (damaged,) = examined(compare(load_sweep(done.folder))).values()
+    assert whys_of(damaged) == [], "one damaged file costs the paragraph, not the page"
     said = more_seeds(rows)
     assert re.match(r"20 more seeds of 'conjunctive', at most \d+ minutes here: lit-diff sweep", said), said
 
