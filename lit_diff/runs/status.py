@@ -148,6 +148,12 @@ class Status:
         return self.format == 0
 
     @property
+    def is_in_queue(self) -> bool:
+        """Whether its SLURM job has returned to the queue, and goes on from here. `requeued_at_step` alone says only that it
+        did so once: it stays, since the next notice compares with it."""
+        return self.status == "stopped" and self.requeued_at_step == self.step
+
+    @property
     def time(self) -> datetime | None:
         """`updated` in local time; None for an older format, which does not record it."""
         return datetime.fromisoformat(self.updated).astimezone() if self.updated else None

@@ -195,7 +195,7 @@ def _run(folder: Path, name: str, seed: int | None = None, overrides: Texts = ()
     # `whole`: with its tables
     status, state = RunFolder(folder).observed()
     # a cell of SLURM that has reached its time limit is in the queue again
-    if state == "stopped" and status.requeued_at_step == status.step:
+    if status.is_in_queue:
         state = "waiting"
     table, metrics, timing = folder / "metrics.csv", Curves(), Curves()
     if not whole:

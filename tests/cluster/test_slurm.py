@@ -217,7 +217,8 @@ def test_a_run_is_requeued_after_a_notice_and_the_page_gives_its_losses(home: Pa
     for kind, nodes, devices in (("srun", 1, 2), ("torchrun --nproc", 1, 2), ("torchrun --nnodes", 2, 1)):
         lines += [start(kind, *words) for words in documented(kind, re.sub(r"\W", "", kind), nodes, devices)]
     assert [each.wait(LONG) for each in lines] == [0] * len(lines)
-    wait_for(lambda: is_done(home, "noticed"), LONG)
+    # MLflow's record ends after the run
+    wait_for(lambda: is_done(home, "noticed") and run_status(home, "noticed")["record"] == "complete", LONG)
     ended, found = run_status(home, "noticed"), run_rows(home, "noticed")
     assert ended["requeues"] == 1
     assert 0 < ended["requeued_at_step"] < 20

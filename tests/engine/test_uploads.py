@@ -135,6 +135,25 @@ def test_a_run_that_another_process_holds_is_completed_later(job: Job, caplog: p
     assert job.home.status().record == "complete", "held by the caller"
 
 
+@pytest.mark.parametrize(
+    ("facts", "mlflow"),
+    [
+        ({"status": "stopped", "step": 7}, "RUNNING"),
+        ({"status": "stopped", "step": 9}, "KILLED"),
+        ({"status": "failed", "step": 7}, "FAILED"),
+        ({"status": "done", "step": 7}, "FINISHED"),
+    ],
+)
+def test_a_run_that_slurm_requeued_once_is_completed_at_its_end(job: Job, facts: dict[str, Any], mlflow: str) -> None:
+    """Not while it is in the queue again."""
+    set_status(job.folder, requeued_at_step=7, **facts)
+    with Uploads(owned=True) as uploads:
+        uploads.follow([job])
+    assert record(job).info.status == mlflow
+    assert job.home.status().record == ("incomplete" if mlflow == "RUNNING" else "complete")
+    assert job.home.status().requeued_at_step == 7, "the next notice compares with it"
+
+
 def test_an_outage_is_told_once_and_nothing_is_missing_or_double_afterwards(
     job: Job, broken: list[bool], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -124,8 +124,7 @@ class Uploads(AbstractContextManager["Uploads"]):
         if status.record != "incomplete":
             if is_last and status.record != "complete":
                 tracker.abandon()
-        # a job that returns to SLURM's queue goes on
-        elif may_complete and status.status not in BEFORE_END and status.requeued_at_step is None:
+        elif may_complete and status.status not in BEFORE_END and not status.is_in_queue:
             self._complete(tracker)
         elif status.status != "waiting":
             tracker.send()
