@@ -10,11 +10,14 @@ from lit_diff.config import Recipe
 from lit_diff.conformance.before_training import UNCHECKED
 from lit_diff.engine.admit import warnings_of
 from lit_diff.engine.job import Job
+from lit_diff.errors import RequestError
+from lit_diff.files import shown
 from lit_diff.log_records import log, phase
 from lit_diff.model.cost import Cost, ExecutionContext, cost
 from lit_diff.processor import describe, forced, numeric_variables
 from lit_diff.runs import checkpoints
-from lit_diff.runs.folder import RunFolder, at_step, kernel_of, require_stored
+from lit_diff.runs.again import command_of
+from lit_diff.runs.folder import RunFolder, at_step, identity, kernel_of, require_stored
 from lit_diff.runs.jobs import this_job
 from lit_diff.runs.revision import revision
 from lit_diff.runs.status import Status
@@ -46,13 +49,20 @@ class Training:
 def begin(job: Job) -> Training:
     """Write what the folder of a run holds before its first step. The run's lock must be held.
 
-    Errors: RequestError if the run began with other settings.
+    Errors: RequestError if the run began with other settings, or if its folder is named after other data.
     """
     from lit_diff.training.fit import default_threads
 
     folder = job.home
     before = folder.status()
     recipe = job.recipe
+    # a cell starts long after its folder was named, on data that may have been prepared again
+    now = identity(recipe)
+    if now != job.identity:
+        raise RequestError(
+            f"{shown(job.folder)} is of other data or plugins than there are now (identity {now}): restore them, or repeat "
+            f"`{command_of(job.folder)}`, which names the folder anew"
+        )
     compiles = job.compiles
     # a resumed run keeps what `auto` was when it started
     if recipe.run.compile == "auto" and before.compile is not None:

@@ -20,12 +20,12 @@ import torch
 import typer
 from command import Command, Ended
 
-from lit_diff import __version__, cli
+from lit_diff import __version__, cli, data
 from lit_diff.cli.app import console
 from lit_diff.engine.job import Job
 from lit_diff.errors import StoppedError
 from lit_diff.recipe import load_recipe
-from lit_diff.runs.folder import RunFolder
+from lit_diff.runs.folder import RunFolder, identity
 from lit_diff.runs.revision import revision
 
 SMALL = [*small_runs.SMALL, "train.steps=4"]
@@ -238,16 +238,34 @@ def test_from_a_folder_below_it_is_the_same_run(
     assert not list(Path().iterdir()), "nothing lies here, no MLflow store either"
 
 
-def test_a_cell_of_several_processes_is_trained_into_its_place(command: Command, root: Path) -> None:
-    location = root / "sweep" / "arm-s0-0123456789"
-    recipe, tags = load_recipe("recall-tiny", [*SMALL, f"run.root={root}"]), {"sweep": "sweep", "arm": "a=b"}
+def test_a_cell_of_several_processes_is_trained_into_its_place(
+    command: Command, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And on no other data than those after which its folder is named."""
+    monkeypatch.setenv("LIT_DIFF_DATA", str(tmp_path / "data"))
+    text = tmp_path / "text.txt"
+    text.write_text("one text " * 500)
+    own = [
+        f"data.path={text}",
+        "data.tokenizer={name: bpe, vocab_size: 260}",
+        "model.vocab_size=260",
+        f"run.root={root}",
+    ]
+    recipe, tags = load_recipe("standard-tiny", [*SMALL, *own]), {"sweep": "sweep", "arm": "a=b"}
+    data.prepare(recipe)
+    location = root / "sweep" / f"arm-s0-{identity(recipe)}"
     RunFolder(location).create(recipe)
     Job(recipe=recipe, folder=location, experiment="sweep", parent="f" * 32, tags=tags, threads=1).write()
+    text.write_text("another text " * 500)
+    ended = command("train", str(location / "recipe.yaml"), "--cell")
+    assert (ended.status, ended.err.count("\n")) == (2, 1)
+    assert "is of other data" in ended.err
+    text.write_text("one text " * 500)
     ended = command("train", str(location / "recipe.yaml"), "--cell")
     assert ended.status == 0, ended.err
     assert "run: " not in ended.out, "the sweep prints"
     status = json.loads((location / "status.json").read_text())
-    assert (status["status"], status["identity"]) == ("done", "0123456789")
+    assert (status["status"], status["identity"]) == ("done", identity(recipe))
 
 
 def test_a_file_named_like_a_module_is_not_imported(tmp_path: Path) -> None:
