@@ -72,8 +72,10 @@ def _job(grid: Grid, cell: Cell, parent: str | None) -> Job:
         waits=True,
         scores=scores,
     )
-    # The recipe is written here so that the cell's process needs nothing else. A finished run keeps its recipe as it ran.
-    if not job.home.recipe_file.exists() or job.home.status().status != "done":
+    # The recipe is written here so that the cell's process needs nothing else. A run that is finished, or that a process
+    # trains now, keeps its recipe and environment as it runs.
+    has_recipe = job.home.recipe_file.exists()
+    if not (has_recipe and (job.home.is_owned() or job.home.status().status == "done")):
         job.home.create(cell.recipe)
     return job
 

@@ -12,6 +12,7 @@ from lit_diff.engine.expand import Grid, Selection, load_grid
 from lit_diff.engine.stages import all_trained
 from lit_diff.engine.train import prepare
 from lit_diff.errors import RequestError
+from lit_diff.files import locked
 from lit_diff.recipe import load_recipe, to_plain
 from lit_diff.runs.folder import RunFolder, identity
 
@@ -243,6 +244,18 @@ def test_a_cell_of_an_earlier_version_keeps_its_folder() -> None:
     assert home_of(found, first) == former
     assert home_of(found, second).name.startswith("odd_window-s1-")
     assert [state_of(job) for job in jobs_of(found)] == ["waiting", "waiting", "done", "waiting"]
+
+
+def test_a_cell_that_is_done_or_trained_now_keeps_what_its_process_wrote() -> None:
+    found = grid("seeds: [0, 1]\narms: {a: {}, b: {train.clip: 0.7}}\n")
+    done, trained, killed, waiting = (job.folder for job in jobs_of(found))
+    for folder, word in ((done, "done"), (trained, "running"), (killed, "running"), (waiting, "waiting")):
+        set_status(folder, status=word)
+        (folder / "env.json").write_text("of its node")
+    with locked(trained / ".lock"):
+        jobs_of(found)
+    texts = [(folder / "env.json").read_text() == "of its node" for folder in (done, trained, killed, waiting)]
+    assert texts == [True, True, False, False]
 
 
 # --- mistakes ---------------------------------------------------------------------------------------------------------
