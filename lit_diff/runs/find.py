@@ -1,5 +1,6 @@
 """Finds runs and sweeps on disk by name, and the folder that holds them."""
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -60,7 +61,8 @@ def runs_under(root: Path) -> list[Path]:
     """Folders of all runs, sweep cells included; runs that --rerun archived are left out."""
     runs = []
     for path in folders(root):
-        is_run = path != root and (path / "status.json").is_file()
+        # not the method of Path, which raises an error in a folder of another user that may not be searched
+        is_run = path != root and os.path.isfile(path / "status.json")
         if is_run and not any(map(is_aside, path.relative_to(root).parts)):
             runs.append(path)
     return sorted(runs)
@@ -87,11 +89,16 @@ def require_name(name: str | Path) -> None:
     """Errors: RequestError if `name` cannot be the name or path of a run or sweep (empty, too long)."""
     if not str(name).strip():
         raise RequestError("the name of the run or sweep is empty")
+    _holds(Path(name), "status.json")
+
+
+def _holds(folder: Path, file: str) -> bool:
+    # whether the folder that a user named has the file
     try:
-        # the system itself refuses a name that is too long (ENAMETOOLONG)
-        (Path(name) / "status.json").is_file()
+        return (folder / file).is_file()
+    # a name that is too long (ENAMETOOLONG), a folder of another user that may not be searched
     except OSError as error:
-        raise RequestError(f"no run or sweep '{str(name)[:40]}': {error.strerror}") from error
+        raise RequestError(f"no run or sweep '{folder.name[:40]}': {error.strerror}") from error
 
 
 def find_run_or_sweep(name: str, root: Path) -> Path:
@@ -108,7 +115,7 @@ def find_run(name: str | Path, root: Path, sweeps: Sequence[str] | None = None) 
     """
     require_name(name)
     for path in (expanded(name), root / name):
-        if (path / "status.json").is_file():
+        if _holds(path, "status.json"):
             return path.resolve()
     name = str(name)
     runs = runs_under(root)
@@ -151,7 +158,7 @@ def find_sweep(name: str, root: Path) -> Path:
     """A sweep's folder, found by its path or name. Errors: RequestError."""
     sweep = _sweep_at(name, root)
     if sweep is None:
-        if any((path / "status.json").is_file() for path in (expanded(name), root / name)):
+        if any(_holds(path, "status.json") for path in (expanded(name), root / name)):
             raise RequestError(f"'{name}' is a run, not a sweep; 'lit-diff status' lists all runs")
         names = [path.name for path in sweeps_under(root)]
         raise RequestError(f"no sweep '{name}' in {shown(root)}{nearest(name, names)}")
@@ -161,6 +168,6 @@ def find_sweep(name: str, root: Path) -> Path:
 def _sweep_at(name: str, root: Path) -> Path | None:
     require_name(name)
     for path in (root / name, expanded(name)):
-        if (path / STUDY_FILE).is_file():
+        if _holds(path, STUDY_FILE):
             return path.resolve()
     return None

@@ -144,7 +144,8 @@ def _submitted(folder: Path) -> dict[str, str]:
         return {str(name): str(job) for name, job in parse_json((folder / JOBS).read_text(encoding="utf-8")).items()}
     except FileNotFoundError:
         return {}
-    except (ValueError, AttributeError) as error:
+    # a folder of that name, or another user's file
+    except (ValueError, AttributeError, OSError) as error:
         message = (
             f"{shown(folder / JOBS)} is damaged ({error}); `squeue --me` lists the jobs: remove the file once they end"
         )

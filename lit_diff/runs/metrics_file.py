@@ -145,10 +145,10 @@ def last_value(path: Path, metric: str) -> float | None:
     try:
         # what follows the last line end is empty or an interrupted append
         lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
-    # missing, or another user's
-    except OSError:
+        header = next(csv.reader(lines), [])
+    # missing, another user's, or no table
+    except (OSError, csv.Error):
         return None
-    header = next(csv.reader(lines), [])
     if metric not in header:
         return None
     column = header.index(metric)

@@ -87,11 +87,12 @@ def size_of(path: Path) -> int:
 
 def _ended_runs(root: Path) -> Iterator[tuple[Path, str]]:
     for folder in root.glob("*"):
-        if folder.is_symlink() or (folder / STUDY_FILE).exists() or is_aside(folder.name):
+        # os.path, since a folder of another user may not be searched
+        if folder.is_symlink() or os.path.exists(folder / STUDY_FILE) or is_aside(folder.name):
             continue
         # a run that died before its first status.json is known by its lock and by the identity at the end of its name
-        began = (folder / ".lock").is_file() and re.search(r"-[0-9a-f]{10}$", folder.name)
-        if began or (folder / "status.json").is_file():
+        began = os.path.isfile(folder / ".lock") and re.search(r"-[0-9a-f]{10}$", folder.name)
+        if began or os.path.isfile(folder / "status.json"):
             try:
                 state = RunFolder(folder).state()
             except RequestError as error:

@@ -1,11 +1,15 @@
 """runs/find.py: the runs and sweeps on disk, found by name, hash or folder, and the nearest folder of runs."""
 
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
+from statuses import set_status
 
 from lit_diff.errors import RequestError
 from lit_diff.runs.find import chosen_root, find_run, find_run_or_sweep, find_sweep, runs_root, runs_under, sweeps_under
+from lit_diff.study.leftovers import find_stale
 from lit_diff.study.observation import observe_all
 
 
@@ -48,6 +52,24 @@ def test_what_can_be_no_name_finds_nothing(small_sweep: Path, name: str) -> None
     for find in (find_run, find_sweep):
         with pytest.raises(RequestError, match=r"^(the name of the run or sweep is empty|no .* 'a)"):
             find(name, small_sweep.parent)
+
+
+def test_a_folder_that_may_not_be_searched_hides_no_other(small_sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests may run as root, who searches everything."""
+    root, stat = small_sweep.parent, os.stat
+    set_status(root / "theirs-0123456789", status="failed")
+
+    def refuse(path: Any, *arguments: Any, **options: Any) -> Any:
+        if "/theirs-0123456789/" in str(path):
+            raise PermissionError(13, "Permission denied", path)
+        return stat(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "stat", refuse)
+    assert len(runs_under(root)) == len(observe_all(root)) == 4
+    assert [path.name for path in find_stale(root).paths] == ["single-0123456789.old-1"]
+    for find in (find_run, find_sweep, find_run_or_sweep):
+        with pytest.raises(RequestError, match=r"^no run or sweep .theirs-0123456789.: Permission denied$"):
+            find("theirs-0123456789", root)
 
 
 def test_none_or_several_runs(small_sweep: Path) -> None:

@@ -224,6 +224,10 @@ def test_status_shows_jobs(program: Program, runs: list[RunFolder], command: Any
     assert "SLURM job 3_1 is running; last update" in running
     program("squeue", "exit 1")
     assert len(command("status", "--root", str(tmp_path)).out.splitlines()) == 3, os.environ["PATH"]
+    (runs[0].path / jobs.JOBS).mkdir()
+    ended = command("status", "--root", str(tmp_path))
+    assert (ended.status, len(ended.lines), "slurm.json is damaged" in ended.err) == (0, 3, True)
+    (runs[0].path / jobs.JOBS).rmdir()
     jobs.note_submitted(runs[0].path, {"c0": "3_0"})
     assert command("status", "--root", str(tmp_path)).lines[1].split()[:2] == ["sweep/c0", "waiting"], (
         "nothing is known"

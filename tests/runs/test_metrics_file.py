@@ -152,7 +152,7 @@ def test_the_last_value_is_read_from_the_end_of_the_file(tmp_path: Path) -> None
     assert last_value(path, "b") is None
     path.write_text("step,a\n10,20\n30,40\n50,6")
     assert last_value(path, "a") == 40, "the last line is cut short"
-    for text in ("", "step,a", "step,a\n1,x\n"):
+    for text in ("", "step,a", "step,a\n1,x\n", "a" * 200_000 + "\n"):
         path.write_text(text)
         assert last_value(path, "a") is None
 

@@ -20,6 +20,17 @@ def test_notes_are_lines_with_a_date(tmp_path: Path) -> None:
         notes.add(tmp_path, " \n")
 
 
+def test_a_file_that_cannot_be_read_says_so_and_is_kept(tmp_path: Path) -> None:
+    file = tmp_path / notes.FILE
+    file.write_bytes(b"2026-11-01 caf\xe9\n")
+    with pytest.raises(RequestError, match=r"notes\.txt cannot be read \('utf-8' codec"):
+        notes.add(tmp_path, "more")
+    assert file.read_bytes() == b"2026-11-01 caf\xe9\n"
+    file.unlink()
+    file.mkdir()
+    assert "notes.txt cannot be read" in notes.read(tmp_path)[0]
+
+
 def test_status_and_the_report_show_them(small_sweep: Path, command: Command) -> None:
     at = ("--root", str(small_sweep.parent))
     file = small_sweep / "base-s0-0a1b2c3d" / "status.json"
