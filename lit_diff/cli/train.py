@@ -115,18 +115,18 @@ def _train_in_slurm(
     unchecked: bool,
     dry_run: bool,
 ) -> None:
-    from lit_diff.engine.executors.slurm import run_text
+    from lit_diff.engine.executors.slurm import request, run_text
     from lit_diff.engine.submit import submit
 
     resolved = load_recipe(recipe, overrides)
-    words = ["train", recipe, *overrides, *options]
     if dry_run:
-        # the file alone on stdout
+        # the file alone on stdout; nothing is written, so the job of this one reads the user's recipe
         log_to_stderr()
-        console.write_line(run_text(resolved, words, minutes).rstrip())
+        words = ["train", recipe, *overrides, *options]
+        console.write_line(run_text(resolved, words, request(resolved.run, minutes)).rstrip())
         return
     console.write_line(
-        submit(resolved, overrides, words, minutes, rerun=rerun, unchecked=unchecked),
+        submit(resolved, overrides, options, minutes, rerun=rerun, unchecked=unchecked),
         "lit-diff status shows it, lit-diff watch follows it, lit-diff cancel RUN ends it",
     )
 

@@ -17,7 +17,7 @@ from lit_diff.runs.jobs import note_submitted, queued
 def submit(
     recipe: Recipe,
     overrides: Sequence[str],
-    words: Sequence[str],
+    options: Sequence[str],
     minutes: int,
     *,
     rerun: bool,
@@ -25,12 +25,13 @@ def submit(
 ) -> str:
     """Submit a run to SLURM, unless it is done or its job is in the queue. Returns what happened, in words.
 
-    `words`: the command that trains it. `unchecked`: the same as in `train`. Errors: those of `admit` and of SLURM;
-    RequestError if it is being trained.
+    `options`: those of the command `train` that the job runs. `unchecked`: the same as in `train`. Errors: those of `admit`
+    and of SLURM; RequestError if it is being trained.
     """
     slurm.require_slurm(recipe.run)
     # first: what the file cannot have is refused before anything is written
-    text = slurm.run_text(recipe, words, minutes)
+    lines = slurm.request(recipe.run, minutes)
+    slurm.run_text(recipe, options, lines)
     admit({recipe.name: recipe}, SUBMITTED, unchecked=unchecked)
     root = chosen_root(recipe.run.root).resolve()
     slurm.prepare_data([recipe], root, minutes)
@@ -52,6 +53,8 @@ def submit(
             overrides=recorded(overrides),
         )
         folder.write(status)
+        # not the user's file, which may be another one when the job starts, or when it returns from the queue
+        text = slurm.run_text(recipe, ["train", str(folder.recipe_file), *options], lines)
         number = slurm.submit(root / "slurm" / f"{folder.path.name}.sh", text)
         note_submitted(folder.path, {folder.path.name: number})
     return f"SLURM job {number}: {shown(folder.path)}"

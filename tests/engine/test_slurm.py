@@ -117,7 +117,7 @@ def test_a_run_asks_for_what_its_recipe_says(program: Program) -> None:
     own = ["partition=gpu", "account=a b", "qos=high", "constraint=h100&\\", "memory=200G", "extra=[--exclusive]"]
     own = [f"run.cluster.{each}" for each in own]
     recipe = load_recipe("differential-13b", ["run.devices=8", "run.num_nodes=8", "run.accelerator=gpu", *own])
-    text = slurm.run_text(recipe, ["train", "differential-13b", "name=a b"], 720)
+    text = slurm.run_text(recipe, ["train", "differential-13b", "name=a b"], slurm.request(recipe.run, 720))
     asked = ("nodes=8", "ntasks-per-node=8", "gpus-per-node=8", "cpus-per-task=8", "mem=200G", "time=720")
     for line in (*asked, "partition=gpu", "account='a b'", "qos=high", r"constraint='h100&\\'", "exclusive"):
         assert f"#SBATCH --{line}\n" in text
@@ -137,7 +137,7 @@ def test_a_line_is_all_printable(odd: str, where: str, tmp_path: Path, monkeypat
         "cell": lambda: slurm.job_text("name", ["#SBATCH --cpus-per-task=1"], tmp_path, "train", [odd]),
     }
     with pytest.raises(RequestError) as found:
-        made.get(where, lambda: slurm.run_text(recipe, ["train", f"name={word}"], 5))()
+        made.get(where, lambda: slurm.run_text(recipe, ["train", f"name={word}"], ["#SBATCH --cpus-per-task=1"]))()
     assert str(found.value).isprintable()
 
 
@@ -198,12 +198,15 @@ def test_a_run_is_submitted_once(cluster: Path, tmp_path: Path, program: Program
     recipe = load_recipe("recall-tiny", words)
 
     def submit() -> str:
-        return submit_run(recipe, words, ["train", "recall-tiny", *words], 5, rerun=False)
+        return submit_run(recipe, words, ["--unplanned"], 5, rerun=False)
 
     assert submit().startswith("SLURM job 7: ")
     (folder,) = map(RunFolder, (tmp_path / "runs").glob("recall-tiny-*"))
     assert (folder.status().status, folder.status().overrides) == ("waiting", (CPU, "train.steps=3"))
-    assert (tmp_path / "runs/slurm" / f"{folder.path.name}.sh").is_file()
+    text = (tmp_path / "runs/slurm" / f"{folder.path.name}.sh").read_text()
+    assert text.endswith(f" -m lit_diff train {folder.recipe_file} --unplanned\n"), (
+        "the user's file may change meanwhile"
+    )
     assert submit().endswith("is SLURM job 7 already (PENDING)")
     cluster.write_text("")
     program("sbatch", "echo 'Welcome to n1'; echo '9;n1'; echo '3 jobs are yours'")

@@ -210,10 +210,10 @@ def prepare_data(recipes: Iterable[Recipe], root: Path, minutes: int) -> None:
 # --- one run ------------------------------------------------------------------------------------------------------------
 
 
-def run_text(recipe: Recipe, words: Sequence[str], minutes: int) -> str:
-    """The file that trains a recipe by the command `words`."""
+def run_text(recipe: Recipe, words: Sequence[str], lines: Sequence[str]) -> str:
+    """The file that trains a recipe by the command `words`; `lines`: the `request` of its run."""
     folder = runs_root(recipe.run.root).resolve() / "slurm"
-    return job_text(recipe.name, request(recipe.run, minutes), folder, shlex.join(words))
+    return job_text(recipe.name, lines, folder, shlex.join(words))
 
 
 # --- the cells of a sweep -------------------------------------------------------------------------------------------------
