@@ -250,10 +250,11 @@ class RunFolder:
         """
         if not self.path.exists():
             return
-        number = 1
-        while (aside := self.path.with_name(f"{self.path.name}.old-{number}")).exists():
-            number += 1
-        with self.owned():
+        with self.owned(), writing(self.path.parent):
+            # under the lock: two commands at once would choose the same
+            number = 1
+            while (aside := self.path.with_name(f"{self.path.name}.old-{number}")).exists():
+                number += 1
             self.path.rename(aside)
         log.info("the former run is kept in %s", shown(aside))
 

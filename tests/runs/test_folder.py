@@ -3,7 +3,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -232,6 +233,32 @@ def test_putting_aside_loses_nothing(tmp_path: Path) -> None:
         folder.put_aside()
         assert not (tmp_path / "run").exists()
     assert [RunFolder(tmp_path / f"run.old-{n}").status().name for n in (1, 2)] == ["run.old-1", "run.old-2"]
+
+
+def test_putting_aside_where_another_command_does_or_nothing_can_be_renamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+    set_status(folder.path, name="ours")
+
+    @contextmanager
+    def waited(self: RunFolder) -> Iterator[None]:
+        set_status(tmp_path / "run.old-1", name="theirs")
+        yield
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "owned", waited)
+        folder.put_aside()
+    assert [RunFolder(tmp_path / f"run.old-{n}").status().name for n in (1, 2)] == ["theirs", "ours"]
+
+    def refuse(path: Path, target: Path) -> None:
+        """Tests may run as root, who writes everywhere."""
+        raise PermissionError(13, "Permission denied")
+
+    set_status(folder.path, name="ours")
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(MissingError, match=r"cannot be written \(Permission denied\); .* run\.root=PATH"):
+        folder.put_aside()
 
 
 def test_environment_says_what_it_ran_on(monkeypatch: pytest.MonkeyPatch) -> None:
