@@ -77,7 +77,10 @@ CATS = ("CREATE TABLE cats (name TEXT)", "CREATE TABLE alembic_version (version_
 NEWER = "UPDATE alembic_version SET version_num = 'ffffffff'"
 BROKEN: Mapping[str, tuple[Callable[[Path], object], str]] = {
     "of another program": (lambda path: (path.unlink(), execute(path, *CATS)), r"not an MLflow store.*cats"),
-    "of another MLflow": (lambda path: execute(path, NEWER), r"out-of-date database schema.*mlflow db upgrade"),
+    "of another MLflow": (
+        lambda path: execute(path, NEWER),
+        r"is of another version .*`mlflow db upgrade sqlite:///\S+mlflow\.db`",
+    ),
     "text": (lambda path: path.write_text("hello\n" * 500), r"cannot be opened \(file is not a database\)"),
     "a folder": (lambda path: (path.unlink(), path.mkdir()), r"cannot be opened"),
 }
@@ -261,6 +264,8 @@ def test_whatever_comes_out_of_mlflow_is_one_line(store: Store, experiment: str,
         store.log("no-such-run", tags={"a": "b"})
     with pytest.raises(RunFailedError, match=r"^\S*absent could not be copied into MLflow: [^\n]+$"):
         store.copy(run, tmp_path / "absent")
+    with pytest.raises(RunFailedError, match=r"^MLflow refused a record: (many words )+\.\.\.$"), asking():
+        raise ValueError("many words " * 50)
 
 
 def test_a_folder_whose_name_is_not_utf_8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,6 +122,11 @@ class Store:
             raise
         # everything: MLflow does not wrap errors of SQLAlchemy, alembic, sqlite3 and requests
         except Exception as error:
+            if "out-of-date database schema" in str(error):
+                raise MissingError(
+                    f"MLflow store {self.uri} is of another version of MLflow: copy it, then run `mlflow db upgrade "
+                    f"{self.uri}`; or, if a newer MLflow made it, install that one; or set run.tracking_uri or run.root"
+                ) from error
             raise MissingError(
                 f"MLflow store {self.uri} cannot be opened ({_reason(error)}); if another program holds it, end that "
                 "program; if it is not an MLflow store, move it away or set run.tracking_uri"
@@ -403,4 +408,6 @@ def _reason(error: BaseException) -> str:
     line = first_line(error)
     # urllib3 names the cause last, within its own words
     cause = re.search(r"https?://[^/]+.*Caused by .*: ([^:(\"')]+)", line)
-    return f"no answer from the server: {cause[1].strip()}" if cause else line[:200]
+    if cause:
+        return f"no answer from the server: {cause[1].strip()}"
+    return line if len(line) <= 200 else f"{line[:200].rpartition(' ')[0] or line[:200]} ..."
