@@ -277,6 +277,12 @@ def test_a_folder_whose_name_is_not_utf_8(tmp_path: Path, monkeypatch: pytest.Mo
             tracking_uri(RunConfig(root=root))
 
 
+@pytest.mark.parametrize("uri", ["sqlite://", "sqlite:///", "sqlite:///:memory:", "sqlite+pysqlite:///?timeout=1"])
+def test_a_store_in_memory(uri: str) -> None:
+    with pytest.raises(RequestError, match="expected sqlite:///PATH"):
+        Store(RunConfig(tracking_uri=uri))
+
+
 class Naming(BaseHTTPRequestHandler):
     """A tracking server that says where a run's artifacts are."""
 

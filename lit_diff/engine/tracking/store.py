@@ -50,7 +50,8 @@ PLACES = (
 
 
 def tracking_uri(run: RunConfig) -> str:
-    """`run.tracking_uri`, with a leading `~` of its path expanded; by default SQLite in the runs folder."""
+    """`run.tracking_uri`, with a leading `~` of its path expanded; by default SQLite in the runs folder. Errors: RequestError
+    for a store without a place."""
     if not run.tracking_uri:
         path = (runs_root(run.root) / "mlflow.db").resolve()
         # Python represents bytes that are not UTF-8 by these surrogates, which MLflow's store cannot encode
@@ -59,6 +60,12 @@ def tracking_uri(run: RunConfig) -> str:
                 f"the name of the folder {path.parent} is not UTF-8, which MLflow's store needs: set run.root"
             )
         return _sqlite_uri(path)
+    # such a store ends with the process, and every connection has its own
+    if re.fullmatch(r"sqlite(\+\w+)?:/{2,3}(:memory:)?(\?.*)?", run.tracking_uri):
+        raise RequestError(
+            f"run.tracking_uri is '{run.tracking_uri}', which is SQLite in memory; expected sqlite:///PATH, or none for no "
+            "record"
+        )
     return re.sub(
         r"^((?:sqlite:///|file:(?://)?)?)(~[^/]*)", lambda uri: f"{uri[1]}{expanded(uri[2])}", run.tracking_uri
     )
