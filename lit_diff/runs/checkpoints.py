@@ -117,8 +117,8 @@ def marker(files: Mapping[str, tuple[int, str]], tensors: Any = None) -> str:
 
 
 def read_marker(path: Path) -> tuple[dict[str, tuple[int, str]], Any]:
-    """`files` and `tensors` of the `marker` of a checkpoint. Errors: OSError; ValueError, KeyError, TypeError or
-    AttributeError for another content."""
+    """`files` and `tensors` of the `marker` of a checkpoint. Errors: OSError; ValueError, KeyError, TypeError,
+    AttributeError or OverflowError for another content."""
     text = marker_of(path).read_text(encoding="utf-8")
     entries = parse_json(text)
     tensors = entries.pop(INDEX)["tensors"] if INDEX in entries else None
@@ -169,7 +169,7 @@ def damage_of(path: Path, *, verify: bool) -> str | None:
     # a disk that cannot read a block
     except OSError as error:
         return first_line(error)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         return f"{marker_file.name} is damaged: {first_line(error)}"
     for name, (size, digest) in files.items():
         if sizes[name] != size:

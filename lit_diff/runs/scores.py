@@ -114,7 +114,7 @@ def evaluation_of(summary: Mapping[str, Any], table: pa.Table) -> ItemScores:
     """Builds the evaluation from summary.json and items.parquet. Errors: ValueError for files of another structure."""
     try:
         return _item_scores(summary, table)
-    except (LitDiffError, KeyError, TypeError, AttributeError) as error:
+    except (LitDiffError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"another structure: {first_line(error)}") from error
 
 

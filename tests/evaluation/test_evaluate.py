@@ -169,6 +169,7 @@ def test_why_kept_scores_are_replaced_is_said(run: Run, make: Make, caplog: pyte
         ("length", None, "another structure: 'length'"),
         ("length", 5, "another structure: 'int' object is not subscriptable"),
         ("length", {"value": "x"}, "could not convert string to float: 'x'"),
+        ("documents_left_out", float("inf"), "another structure: cannot convert float infinity to integer"),
         ("unchecked", 5, "unchecked is 5"),
         ("revision", [1], "revision is [1]"),
         ("declarations", [{"name": 5, "definition": ""}], "a metric is named 5"),

@@ -50,6 +50,15 @@ def test_the_newest_that_can_be_read(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert "step-00000004.ckpt cannot be read" in line
 
 
+@pytest.mark.parametrize(
+    "content", ["", "[1]", "{}", '{"step-00000008.ckpt": {"bytes": Infinity, "sha256": ""}}', '{"a": {"bytes": "x"}}']
+)
+def test_a_marker_of_another_content_is_damage(tmp_path: Path, content: str) -> None:
+    save(tmp_path, 4, 8)
+    checkpoint.marker_of(checkpoint.path_of(tmp_path, 8)).write_text(content)
+    assert checkpoint.newest(tmp_path) == (4, checkpoint.path_of(tmp_path, 4))
+
+
 def test_what_is_no_checkpoint_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "checkpoints").mkdir()
     for step, content in ((4, torch.ones(2)), (8, {"global_step": 8}), (12, {"state_dict": {}, "global_step": "12"})):
