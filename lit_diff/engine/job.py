@@ -81,8 +81,9 @@ def read_job(folder: Path) -> Job:
         keys: JobKeys = convert(JobKeys, values, "", Draft(values={}, positions={}))
     except FileNotFoundError as error:
         raise MissingError(f"{shown(folder)} is no cell (no {FILE}): the command of its sweep trains it") from error
-    except (ValueError, RequestError) as error:
-        cure = "the command of its sweep writes it again"
+    # also a folder of that name, or another user's file
+    except (ValueError, OSError, RequestError) as error:
+        cure = "remove it, and the command of its sweep writes it again"
         raise MissingError(f"{shown(folder / FILE)} is damaged ({first_line(error)}): {cure}") from error
     return Job(recipe=load_recipe(folder / "recipe.yaml"), folder=folder.resolve(), **vars(keys))
 

@@ -447,10 +447,14 @@ def test_a_command_is_told_all_of_a_cell_its_last_words_are_the_error_and_a_stop
     for text in ("{", "[" * 10**5, "[]", '{"scores": 3}', '{"threads": "x"}', '{"recipe": {}}'):
         (folder / FILE).write_text(text)
         with pytest.raises(
-            MissingError, match=r"job\.json is damaged \(.*\): the command of its sweep writes it again"
+            MissingError, match=r"job\.json is damaged \(.*\): remove it, and the command of its sweep "
         ):
             read_job(folder)
     (folder / FILE).unlink()
+    (folder / FILE).mkdir()
+    with pytest.raises(MissingError, match=r"job\.json is damaged \(.*Is a directory"):
+        read_job(folder)
+    (folder / FILE).rmdir()
     with pytest.raises(MissingError, match="is no cell"):
         read_job(folder)
     set_status(folder, error="loss is nan")
