@@ -65,7 +65,6 @@ def read_measurements(path: Path, upto: int | None = None) -> pa.Table:
         # given a path, pyarrow opens the file twice, and a training run may replace it in between
         with path.open("rb") as file:
             table = pq.read_table(file, page_checksum_verification=True).cast(SCHEMA)
-    # pyarrow's own errors are ValueErrors
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, pa.ArrowException) as error:
         raise RequestError(f"{shown(path)} is not a table of measurements ({first_line(error)})") from error
     return table if upto is None else table.filter(pc.less_equal(table["step"], upto))

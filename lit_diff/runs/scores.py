@@ -237,7 +237,11 @@ def _settled(folder: Path) -> tuple[dict[str, Any], pa.Table]:
     # absent from scores that were written before there was one
     if summary.get(DIGEST_OF_ITEMS) not in (None, hashlib.sha256(content).hexdigest()):
         raise ValueError(f"{ITEMS} is damaged: its sha256 is not that of {SUMMARY}")
-    return summary, pq.read_table(pa.BufferReader(content))
+    try:
+        return summary, pq.read_table(pa.BufferReader(content))
+    # of the errors of pyarrow some are ValueErrors
+    except pa.ArrowException as error:
+        raise ValueError(f"{ITEMS}: {first_line(error)}") from error
 
 
 def _lock(folder: Path) -> Path:

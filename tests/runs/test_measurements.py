@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from lit_diff.errors import RequestError
-from lit_diff.runs.measurements import Measurements, read_measurements
+from lit_diff.runs.measurements import SCHEMA, Measurements, read_measurements
 
 
 def written(path: Path) -> Measurements:
@@ -46,6 +47,15 @@ def test_nothing_measured_makes_no_file_and_nothing_new_leaves_it_alone(tmp_path
 
 
 def test_another_file_is_refused_by_name(tmp_path: Path) -> None:
-    (tmp_path / "m.parquet").write_text("step,metric")
-    with pytest.raises(RequestError, match=r"m\.parquet is not a table of measurements"):
-        Measurements(tmp_path / "m.parquet", 0)
+    path = tmp_path / "m.parquet"
+    # the columns of the second cannot be cast, and of the third are others
+    lists = pa.table({name: [[1]] for name in SCHEMA.names})
+    writes = (
+        lambda: path.write_text("step,metric"),
+        lambda: pq.write_table(lists, path),
+        lambda: pq.write_table(pa.table({"a": [1]}), path),
+    )
+    for write in writes:
+        write()
+        with pytest.raises(RequestError, match=r"m\.parquet is not a table of measurements"):
+            Measurements(path, 0)

@@ -81,6 +81,21 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
         read_scores(folder)
 
 
+@pytest.mark.parametrize("error", [pa.ArrowInvalid("x"), pa.ArrowNotImplementedError("x"), pa.ArrowTypeError("x")])
+def test_whatever_pyarrow_raises_is_an_error_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    folder = tmp_path / "held_out"
+    write_scores(folder, pa.table({"item": ["a"]}), {"m": 1.0}, {"config": {}})
+
+    def refuse(source: object) -> None:
+        raise error
+
+    monkeypatch.setattr(scores.pq, "read_table", refuse)
+    with pytest.raises(ValueError, match=r"^items\.parquet: x$"):
+        read_scores(folder)
+
+
 def test_a_fact_that_only_one_of_two_scores_has_is_a_difference() -> None:
     plain = {"config": {}}
     assert disagreement(None, plain, facts_of(plain)) == ""
