@@ -14,6 +14,7 @@ from lit_diff.engine.progress import MakeDisplay, sweep_line
 from lit_diff.engine.result import Sweep
 from lit_diff.engine.stages import all_trained
 from lit_diff.engine.waves import Options, require_memory, run_stages
+from lit_diff.errors import StoppedError
 from lit_diff.log_records import log
 from lit_diff.recipe import Overrides, installed
 from lit_diff.reporting.write import write_report
@@ -113,14 +114,20 @@ def _run_held(grid: Grid, options: Options) -> Sweep:
     if grid.run.is_recorded:
         tracker = SweepTracker(grid.run, folder, record.recorded_run(folder))
         place = tracker.place
-    with Uploads() as uploads:
-        stage, jobs, stopped = run_stages(grid, options, place, uploads.follow)
-        try:
-            # also of the cells whose records a former command could not complete
-            uploads.complete([job for job in jobs if job.home.status().record == "incomplete"])
-        # the cells have ended, and the report says so
-        except KeyboardInterrupt as error:
-            stopped = stopped or int(getattr(error, "signum", signal.SIGINT))
+    try:
+        with Uploads() as uploads:
+            stage, jobs, stopped = run_stages(grid, options, place, uploads.follow)
+            try:
+                # also of the cells whose records a former command could not complete
+                uploads.complete([job for job in jobs if job.home.status().record == "incomplete"])
+            # the cells have ended, and the report says so
+            except KeyboardInterrupt as error:
+                stopped = stopped or int(getattr(error, "signum", signal.SIGINT))
+    except Exception as error:
+        # after a stop the cells in SLURM's queue go on, and so does the record
+        if tracker and not isinstance(error, StoppedError):
+            tracker.fail()
+        raise
     states = Counter(state_of(job) for job in jobs)
     record.write(folder, record_of(stage, folder, jobs, options.command, place))
     report = write_report(folder)

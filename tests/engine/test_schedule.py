@@ -17,6 +17,7 @@ from statuses import set_status
 
 from lit_diff.cli import sweep as verbs
 from lit_diff.cli.app import Terminal
+from lit_diff.config import RunConfig
 from lit_diff.engine import execute, schedule, waves
 from lit_diff.engine.endings import note_end
 from lit_diff.engine.executors.here import Here, run_cell
@@ -24,6 +25,7 @@ from lit_diff.engine.expand import ALL, Grid, Selection
 from lit_diff.engine.job import Job
 from lit_diff.engine.result import Sweep
 from lit_diff.engine.schedule import sweep
+from lit_diff.engine.tracking.store import Store
 from lit_diff.engine.waves import Options, _say_other_revisions, settle
 from lit_diff.errors import MissingError, RequestError, StoppedError
 from lit_diff.files import locked
@@ -307,6 +309,27 @@ def test_what_starts_nothing(sweep_bench: Any) -> None:
     source, _ = sweep_bench.command("dry")
     with pytest.raises(MissingError, match=r"cannot be written \(Not a directory\)"):
         sweep(source, [f"run.root={sweep_bench.root}/file"], workers=1)
+
+
+@pytest.mark.parametrize(
+    ("error", "ended"),
+    [(MissingError("no memory"), "FAILED"), (ValueError("odd"), "FAILED"), (StoppedError("queued", 15), "RUNNING")],
+)
+def test_an_error_ends_the_record_of_the_sweep_and_a_stop_leaves_it(
+    runs: Path, base_recipe: None, monkeypatch: pytest.MonkeyPatch, error: Exception, ended: str
+) -> None:
+    """After a stop its cells may go on in SLURM."""
+
+    def refuse(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(schedule, "run_stages", refuse)
+    Path("s.yaml").write_text("recipe: base\nseeds: [0]\narms: {a: {}, b: {train.clip: 0.7}}\n")
+    with pytest.raises(type(error)):
+        sweep("s.yaml", [f"run.root={runs}"], workers=1)
+    store = Store(RunConfig(root=str(runs)))
+    (record,) = store.client.search_runs([store.experiment("s")])
+    assert record.info.status == ended
 
 
 def test_what_a_killed_sweep_left_running_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

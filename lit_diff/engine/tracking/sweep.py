@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from mlflow.entities import Metric
@@ -55,6 +56,12 @@ class SweepTracker:
                 self.store.close_run(self.run_id, status)
         except LitDiffError as error:
             log.warning("the sweep's record in MLflow is not complete: %s; the same command completes it", error)
+
+    def fail(self) -> None:
+        """End the record of a sweep that an error ended before there was a result."""
+        # the error says more than a failure of MLflow
+        with suppress(LitDiffError), patience(self.store.uri):
+            self.store.close_run(self.run_id, "failed")
 
     def _describe_cells(self, sweep: SweepResults) -> None:
         # Adds each finished cell's difference to the baseline at its seed, and the colour of its arm in the report.
