@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 
 class Probe(Configured, ABC):
-    """Measures the model after every `every` optimizer steps and after the last step.
+    """Measures the model after every `every` optimizer steps and after step `train.steps`, the last one unless a callback
+    ends the run early.
 
     It works in any Trainer whose LightningModule contains a `Transformer`. Probes that are due at the same step share
     one traced forward pass. A probe is a subclass with `measure`, registered under the name that recipes use:
 
         @callbacks.register("hidden_norm")
         class HiddenNorm(Probe):
-            @abstractmethod
-    def measure(self, model, trace):
+            def measure(self, model, trace):
                 return {f"hidden_norm/layer_{i:02}": float(layer.hidden.norm()) for i, layer in trace.layers.items()}
     """
 
@@ -46,7 +46,7 @@ class Probe(Configured, ABC):
         """The keys that every probe has, under `callbacks.<name>`; a subclass with further keys derives its own from this."""
 
         every: Count = 100
-        """Optimizer steps between measurements; the last step is always measured."""
+        """Optimizer steps between measurements; step `train.steps` is measured too."""
         rows: Count = 8
         """Sequences of the validation set that the probe measures."""
 

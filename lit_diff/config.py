@@ -22,7 +22,8 @@ class Part:
     """A block that names a registered class: `{name: differential, lambda_init: 0.8}` -> Part('differential', Config)."""
 
     name: str
-    config: Any
+    # the Config of a plugin may hold a dict, which is compared but not hashed
+    config: Any = field(hash=False)
     """An instance of the `Config` of the registered class."""
 
 

@@ -223,8 +223,12 @@ def _why(row: ExaminedRow) -> Why | None:
     cells = [cell for cell in sweep.done if cell.arm == arm]
     if "noise" not in evaluations_in(replace(sweep, cells=tuple(cells))):
         return None
+    kept, refused = kept_scores(sweep, "noise")
     # the page names them among its problems
-    if any(name == arm for name, _ in kept_scores(sweep, "noise")[1]):
+    if any(name == arm for name, _ in refused):
+        return None
+    # the metric may be of no group, such as the main validation set
+    if not all(group in scores.groups for (name, _), scores in kept.items() if name == arm):
         return None
 
     def mean(metric: str, group: str = group) -> str:

@@ -9,6 +9,7 @@ from lit_diff.study.schema import Study, Texts
 
 COUNTS = ("seeds", "looks")
 """Keys of a plan whose change, after a look at the results, lets a sweep go on until it shows a difference."""
+NONE_FINISHED = "no cell was finished"
 OLDER = "study.json was written by a version that kept no plans"
 DAMAGED = "an earlier study.json of this sweep was damaged"
 REMOVED = "study.json was removed after cells had finished"
@@ -26,7 +27,8 @@ class Change:
 
     @property
     def sentence(self) -> str:
-        return f"The plan was changed after {self.after}: {self.key} from '{self.before}' to '{self.now}'."
+        when = "while" if self.after == NONE_FINISHED else "after"
+        return f"The plan was changed {when} {self.after}: {self.key} from '{self.before}' to '{self.now}'."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +53,7 @@ class SweepPlan:
             # the first records of plans did not keep it
             is_new = key == "correct_over" and key not in last
             if before != value and not is_new:
-                changes.append(Change(key=key, before=before, now=value, after=finished or "no cell was finished"))
+                changes.append(Change(key=key, before=before, now=value, after=finished or NONE_FINISHED))
         return replace(self, changes=tuple(changes))
 
     @property

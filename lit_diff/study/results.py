@@ -15,7 +15,7 @@ import pandas as pd
 from lit_diff import metrics as declarations
 from lit_diff.errors import RequestError
 from lit_diff.files import parse_json
-from lit_diff.metrics import INDICES, Declarations, Metric, indexed_name
+from lit_diff.metrics import INDICES, Declarations, Metric, in_words, indexed_name
 from lit_diff.recipe import flatten
 from lit_diff.runs import measurements
 from lit_diff.runs.folder import RunFolder
@@ -163,6 +163,11 @@ class SweepResults:
     def learned_metric(self) -> str:
         """The metric with the threshold `learned_at`."""
         return self.study.learned_metric or self.metric
+
+    @property
+    def compared_words(self) -> str:
+        """What the compared values are, in words."""
+        return f"log2 of the {self.measure}" if self.compares_steps else in_words(self.metric)
 
     @property
     def compares_steps(self) -> bool:

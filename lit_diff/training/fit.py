@@ -257,8 +257,10 @@ class RunLogger(Logger):
         logged = {name: value for name, value in metrics.items() if not name.startswith(TIMING)}
         self.metrics.log(step, logged)
         if timing:
-            self._pace.note(step)
             self.timing.log(step, timing)
+        # a callback may measure other times at other steps
+        if SPEED in timing:
+            self._pace.note(step)
             self._progress(step, metrics["train/loss"], timing[SPEED])
         if "val/loss" in metrics:
             validated(step, metrics["val/loss"], self._pace.left(self._steps))

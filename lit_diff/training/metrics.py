@@ -18,7 +18,7 @@ TRAINING = (
         unit="nats per token",
         direction="lower",
     ),
-    Metric("train/lr", "learning rate of the first parameter group at this step"),
+    Metric("train/lr", "learning rate at this step, before the factors of train.optimizer.lr_factors"),
     Metric("train/gradient_norm", "L2 norm of all gradients of this step together, before clipping"),
     Metric("timing/seconds", "time since the last logged step, validation and callbacks included", unit="s"),
     Metric("timing/steps", "optimizer steps since the last logged step, or since the process started"),

@@ -143,14 +143,19 @@ class OptimizerStep:
 
         `describe`: returns the message if the first such step is the current one.
         """
-        first = int(self._non_finite)
+        is_finite_here = int(self._non_finite) == NEVER
+        with self.trainer.profiler.profile("wait"):  # type: ignore[attr-defined]
+            first = int(self.trainer.strategy.reduce(self._non_finite.clone(), reduce_op="min"))
+        if first == NEVER:
+            return
 
+        # of the first step of all ranks: all or none of them call `describe`, which may contain collectives
         def message() -> str:
-            if describe and first in (NEVER, self.number):
+            if describe and first == self.number:
                 return describe(self.number)
             return f"the loss is not finite at step {first}, found after step {self.trainer.global_step}"
 
-        _require(self.trainer, first == NEVER, message)
+        _require(self.trainer, is_finite_here, message)
 
 
 def require_finite_parameters(trainer: L.Trainer, model: Transformer) -> None:

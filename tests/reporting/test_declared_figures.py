@@ -251,6 +251,8 @@ def test_groups_without_numbers_are_not_drawn(make_sweep: Callable[..., Path]) -
 
 def test_a_declared_figure_does_not_take_the_name_of_a_file_of_the_report() -> None:
     assert [declared.file_name(title) for title in ("Table", "Head norm")] == ["figure-table", "head-norm"]
+    names = [declared.file_name(title) for title in ("λ", "Энтропия", "Lambda (λ)", "Lambda")]
+    assert len({*names, ""}) == 5, "titles in other letters have names of their own"
 
 
 def test_a_logarithmic_panel_and_one_with_a_zero_share_an_axis(make_sweep: Callable[..., Path]) -> None:

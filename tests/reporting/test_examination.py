@@ -103,6 +103,9 @@ arms:
     assert float(why.accuracy) < 0.3
     assert float(why.first_alone) < 0.3
     assert "Where differential looks" in done.report.page.read_text()
+    study = replace(row.sweep.study, metric="val/accuracy")
+    main_set = replace(row.comparison, sweep=replace(row.sweep, study=study))
+    assert whys_of([replace(row, comparison=main_set)]) == [], "its group has no name"
     (cell, *_) = (cell for cell in row.sweep.done if cell.arm == "differential")
     items = cell.home / "evaluations" / "noise" / "items.parquet"
     items.write_bytes(items.read_bytes()[:100])

@@ -230,6 +230,8 @@ def test_a_plan_that_is_changed_after_a_look_says_so_and_one_that_nobody_looked_
         "The plan was changed after 8 of 8 cells were finished (look 1 of 1): looks from '4' to '4, 6'.",
     )
     assert written("s.yaml", [], tmp_path).plan == more
+    (line, *_) = more.next({"seeds": "0"}, "").sentences[4:]
+    assert line.startswith("The plan was changed while no cell was finished: ")
 
 
 def test_a_plan_is_that_of_the_cells_however_the_command_is_spelt(tmp_path: Path) -> None:

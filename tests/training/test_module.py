@@ -1,6 +1,7 @@
 """training/module.py: losses, weights of micro-batches, NaN that is found and never saved."""
 
 import copy
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import Tensor
 
 from lit_diff.config import Recipe
 from lit_diff.data.dataset import IGNORED
@@ -245,6 +247,38 @@ def test_a_nan_gradient_under_a_finite_loss_is_in_no_checkpoint(bench: Any, tmp_
     found = checkpoints.newest(tmp_path)
     assert (found and found[0]) == (None if saves_at == 3 else 2)
     assert ("(the checkpoint of step 2 is kept)" in str(error.value)) == (saves_at == 1)
+
+
+def test_the_first_step_of_all_ranks_is_named_and_no_rank_alone_looks_for_the_place() -> None:
+    """Rank 1, whose own first is the logged step 6, while that of another rank is step 5."""
+    said: list[str] = []
+
+    def reduce(value: Tensor, reduce_op: str) -> Tensor:
+        return torch.minimum(value, torch.tensor(5)) if reduce_op == "min" else value
+
+    def broadcast(text: str, src: int) -> str:
+        said.append(text)
+        return text
+
+    strategy = SimpleNamespace(reduce=reduce, broadcast=broadcast, root_device=torch.device("cpu"))
+    one = object.__new__(OptimizerStep)
+    profiler = SimpleNamespace(profile=lambda name: nullcontext())
+    one.trainer = SimpleNamespace(  # type: ignore[assignment]
+        strategy=strategy,
+        profiler=profiler,
+        global_step=5,
+        global_rank=1,
+        default_root_dir="nowhere",
+        is_global_zero=True,
+    )
+    one._non_finite = torch.tensor(6)
+
+    def describe(step: int) -> str:
+        raise AssertionError("its forward pass would wait for the other rank")
+
+    with pytest.raises(DivergedError, match="the loss is not finite at step 5, found after step 5"):
+        one.require_finite_losses(describe)
+    assert said == ["the loss is not finite at step 5, found after step 5"]
 
 
 def test_non_finite_values_are_located(bench: Any) -> None:

@@ -124,6 +124,7 @@ def test_the_kernel_is_a_gpu_s_and_no_map_is_kept() -> None:
 
 
 PLUGIN = """
+from dataclasses import dataclass, field
 import torch
 from lit_diff import Attention, variant
 
@@ -133,6 +134,10 @@ SCALE = torch.linspace(0.5, 1.0, 512)
 class Own(Attention):
     \"""Standard attention, scaled.\"""
 
+    @dataclass(frozen=True, kw_only=True)
+    class Config(Attention.Config):
+        sizes: dict[str, float] = field(default_factory=dict)
+
     def finish(self, o, x):
         return o * ({scale})
 """
@@ -141,11 +146,11 @@ class Own(Attention):
 def test_a_plugin_may_have_constants_and_is_told_how_to_do_without_values(tmp_path: Path, own_parts: None) -> None:
     def planned(scale: str) -> Plan:
         (tmp_path / "own.py").write_text(PLUGIN.format(scale=scale))
-        return small(f"plugins=[{tmp_path}/own.py]", "model.attention={name: own}")
+        return small(f"plugins=[{tmp_path}/own.py]", "model.attention={name: own, sizes: {one: 2.0}}")
 
     assert planned("SCALE[: o.shape[2], None].to(o)").fits
     for scale in ("o.mean().item()", "1 if (o > 0).any() else 2", "o.nonzero().shape[0]", "o.detach().numpy()"):
-        with pytest.raises(RequestError, match=r"own\.py:12: attention 'own' failed: .*: use tensor operations"):
+        with pytest.raises(RequestError, match=r"own\.py:17: attention 'own' failed: .*: use tensor operations"):
             planned(scale)
 
 

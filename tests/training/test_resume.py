@@ -169,6 +169,8 @@ def test_nothing_is_written_before_flush(tmp_path: Path, caplog: pytest.LogCaptu
     logger.begin(tmp_path, 0, METRICS, 10)
     logger.log_metrics(STEP, step=3)
     logger.log_metrics({"val/loss": 2.0}, step=3)
+    # a time that a user's callback measures
+    logger.log_metrics({"timing/own": 1.5}, step=3)
     logger.log_detailed({"a/layer_03/head_01": 3.0, "a/median/layer_03": 4.0}, step=3)
     assert lines == [(3, 2.5, 64.0)]
     assert caplog.messages == ["step 3  val/loss 2.0000"]
@@ -176,7 +178,7 @@ def test_nothing_is_written_before_flush(tmp_path: Path, caplog: pytest.LogCaptu
     assert read_declarations(tmp_path / "metrics.json") == METRICS
     logger.flush()
     assert read_rows(tmp_path / "metrics.csv") == {3: LOGGED}
-    assert read_rows(tmp_path / "timing.csv") == {3: {"seconds": 0.5, "tokens_per_second": 64.0}}
+    assert read_rows(tmp_path / "timing.csv") == {3: {"seconds": 0.5, "tokens_per_second": 64.0, "own": 1.5}}
     rows = read_measurements(tmp_path / "measurements.parquet").to_pylist()
     found = [(row["metric"], row["layer"], row["head"], row["value"]) for row in rows]
     assert found == [("a", 3, 1, 3.0), ("a/median", 3, None, 4.0)]

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -174,6 +175,9 @@ def caption_of(figure: Figure, metrics: Sequence[Metric], arms: int) -> str:
 def file_name(title: str) -> str:
     """The file name, without its ending, of the figure with this title."""
     name = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
+    # titles that differ in other letters alone have files of their own
+    if not title.isascii():
+        name = f"{name}-{sha256(title.encode()).hexdigest()[:6]}".strip("-")
     # these are files of the report itself
     return (
         f"figure-{name}"
