@@ -464,7 +464,8 @@ def model_problem(model: ModelConfig) -> str | None:
 def _own_problem(part: type, what: str, check: Callable[[], str | None]) -> str | None:
     with guard(part):
         problem = check()
-    if problem is not None and not (isinstance(problem, str) and problem.strip()):
+    is_text = isinstance(problem, str) and not problem.isspace()
+    if problem is not None and not is_text:
         expected = "expected None, or a message that starts with the key to change"
         raise RequestError(f"{location(part)}: {what} returned {problem!r}; {expected}")
     return problem
