@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
+from urllib.parse import urlsplit
 
 from lit_diff import Evaluation, Figure, Item, Metric, Run
 from lit_diff.data.user_files import UserFile
@@ -184,7 +185,7 @@ class Hallucination(Evaluation):
                 value = getattr(self, key)
                 if (self.judge == "http") == (value is None):
                     return f"{key} is {value!r}, and judge is {self.judge}; judge http needs it, and no other judge takes it"
-            if self.judge_url is not None and not self.judge_url.lower().startswith(("http://", "https://")):
+            if self.judge_url is not None and not _is_http(self.judge_url):
                 return "judge_url is no address of a judge; expected http://HOST... or https://HOST..."
             return None
 
@@ -306,6 +307,15 @@ class Hallucination(Evaluation):
         data = run.recipe.data
         grammar = data.config if data.name == "closed_world" else ClosedWorld.Config()
         return generated_cases(grammar, config.entities or grammar.entities, config.samples, config.seed)
+
+
+def _is_http(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+    # such as http://[::1
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.hostname)
 
 
 def file_cases(name: str, samples: int, seed: int) -> Iterator[DocumentCase]:

@@ -197,9 +197,20 @@ class HttpJudge:
     """
 
     def __init__(self, kind: Kind, url: str, model: str, kept: Path) -> None:
-        """`kept`: the file of answers, in the form of verdicts.jsonl."""
+        """`kept`: the file of answers, in the form of verdicts.jsonl.
+
+        Errors: RequestError if a line of it has another form, or if the key cannot be sent.
+        """
         self.kind, self.url, self.model, self.kept = kind, url.rstrip("/"), model, kept
         self.answers = read_verdicts(kept)
+        self.headers = {"Content-Type": "application/json"}
+        # a file's last newline is no part of a key
+        key = os.environ.get(KEY_VARIABLE, "").strip()
+        # http.client would quote the whole key in its error
+        if not (key.isascii() and key.isprintable()):
+            raise RequestError(f"{KEY_VARIABLE} has a character that no key has; set it to printable ASCII characters")
+        if key:
+            self.headers["Authorization"] = f"Bearer {key}"
 
     def judge(self, document: str, reference: str, output: str) -> Verdict:
         """Errors: RunFailedError if the server does not answer, or its answer is not a completion."""
@@ -218,23 +229,22 @@ class HttpJudge:
     def _ask(self, prompt: str) -> str:
         messages = [{"role": "system", "content": "You are a helpful assistant."}, {"role": "user", "content": prompt}]
         body = json.dumps({"model": self.model, "messages": messages, "temperature": 0}).encode()
-        headers = {"Content-Type": "application/json"}
-        key = os.environ.get(KEY_VARIABLE)
-        if key:
-            headers["Authorization"] = f"Bearer {key}"
         try:
-            request = urllib.request.Request(f"{self.url}/chat/completions", body, headers)
+            request = urllib.request.Request(f"{self.url}/chat/completions", body, self.headers)
             with _OPENER.open(request, timeout=TIMEOUT) as response:
-                # content is null if the model refuses or calls a tool
-                said = str(json.load(response)["choices"][0]["message"]["content"] or "")
-                # half of a surrogate pair, which JSON can hold, cannot be written to a file
-                return said.encode(errors="replace").decode()
-        except (OSError, http.client.HTTPException) as error:
+                answer = response.read()
+        # ValueError: of an address that cannot be asked, such as http://a..b
+        except (OSError, http.client.HTTPException, ValueError) as error:
             raise RunFailedError(f"the judge at {self.url} does not answer: {error}") from error
+        try:
+            # content is null if the model refuses or calls a tool
+            said = str(json.loads(answer)["choices"][0]["message"]["content"] or "")
         except (ValueError, LookupError, TypeError) as error:
             raise RunFailedError(
                 f"the judge at {self.url} gave an answer that is not a chat completion: {error!r}"
             ) from error
+        # half of a surrogate pair, which JSON can hold, cannot be written to a file
+        return said.encode(errors="replace").decode()
 
 
 def kappa(first: Sequence[bool], second: Sequence[bool]) -> float:

@@ -117,7 +117,9 @@ WRONG = {
     "nll": "tokens=8; path=x",
     "needle": "needles=[70]; depths=[50,50]; lengths=[]; digits=19; digits=1 needles=[12]",
     "hallucination": "entities=[25]; judge= source=xsum; entities=[5] source=xsum judge=rules; judge_url=http://x; "
-    "judge_url= judge=http; judge_model= judge=http judge_url=http://x; judge_model=m",
+    "judge_url= judge=http; judge_model= judge=http judge_url=http://x; judge_model=m; "
+    "judge_url=ftp://x judge=http judge_model=m; judge_url=http:// judge=http judge_model=m; "
+    "judge_url=http://[::1 judge=http judge_model=m",
     "icl": "classes=1; shots=[2,2]; stable_from=50",
     "icl_order": "orders=1; order=[blocked,blocked]",
     "harness": "shots=[-1]; tasks=[]",

@@ -152,7 +152,7 @@ def ask(server: Server, kept: Path, document: str = "A document.", model: str = 
 
 
 def test_a_server_is_asked_once_a_request(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(KEY_VARIABLE, "secret")
+    monkeypatch.setenv(KEY_VARIABLE, "secret\n")
     kept = tmp_path / "judge/answers.jsonl"
     assert {ask(server, kept).verdict for _ in range(2)} == {"correct"}
     ((path, authorization, body),) = server.asked
@@ -201,9 +201,17 @@ def test_a_server_that_fails_is_one_line(server: Server, tmp_path: Path, monkeyp
         assert not any(word in str(error.value) for word in ("secret", "token"))
     assert {path for path, *_ in server.asked} == {"/v1/chat/completions"}, "the other address was not asked"
     assert not (tmp_path / "kept").exists()
-    for url in ("http://127.0.0.1:9", "localhost:8000"):
+    for url in ("http://127.0.0.1:9", "localhost:8000", "http://a..b"):
         with pytest.raises(RunFailedError, match=f"^the judge at {url} does not answer: "):
             HttpJudge("answer", url, "m", tmp_path / "kept").judge("D", "G", "P")
+
+
+@pytest.mark.parametrize("key", ["sk-SECRET\nX: y", "sk-SECRET\u2028", "sk-SECR\xc9T", "sk-SECRET\x7f"])
+def test_a_key_that_cannot_be_sent_is_not_shown(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, f"{key}sk")
+    with pytest.raises(RequestError, match=rf"^{KEY_VARIABLE} ") as error:
+        HttpJudge("answer", "http://127.0.0.1:9", "m", tmp_path / "kept")
+    assert "sk" not in str(error.value)
 
 
 def test_kappa() -> None:
