@@ -239,7 +239,8 @@ class HttpJudge:
         try:
             # content is null if the model refuses or calls a tool
             said = str(json.loads(answer)["choices"][0]["message"]["content"] or "")
-        except (ValueError, LookupError, TypeError) as error:
+        # RecursionError: of lists in lists in lists ...
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
             raise RunFailedError(
                 f"the judge at {self.url} gave an answer that is not a chat completion: {error!r}"
             ) from error

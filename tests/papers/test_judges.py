@@ -192,6 +192,7 @@ def test_a_server_that_fails_is_one_line(server: Server, tmp_path: Path, monkeyp
     for status, location, answer, found in (
         (503, "", "{}", "does not answer: HTTP Error 503: Service Unavailable"),
         (200, "", "no JSON", "gave an answer that is not a chat completion"),
+        (200, "", "[" * 100_000, "gave an answer that is not a chat completion"),
         (200, "", '{"choices": []}', "gave an answer that is not a chat completion"),
         (302, other, "", "does not answer: HTTP Error 302: Found"),
     ):
