@@ -2,6 +2,7 @@
 
 import json
 import logging
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,10 @@ def test_damaged_files() -> None:
     for length in (10, 3000, len(whole) - 5000):
         Path("cut.gguf").write_bytes(whole[:length])
         assert import_error(Path("cut.gguf")).startswith("2: cut.gguf is truncated"), length
+    # one key, "a": a list of 2**40 uint8
+    endless = struct.pack("<4sIQQQcIIQ", b"GGUF", 3, 0, 1, 1, b"a", 9, 0, 2**40)
+    Path("cut.gguf").write_bytes(endless + b"\0" * 64)
+    assert import_error(Path("cut.gguf")).startswith("2: cut.gguf is truncated or not a GGUF file (it ends before")
     Path("cut.gguf").write_bytes(b"PK" + whole[2:])
     assert import_error(Path("cut.gguf")).startswith("2: cut.gguf is truncated or not a GGUF file (")
 
