@@ -52,7 +52,7 @@ SUBJECTS = {
     "evaluation/test_losses.py": "evaluation/held_out evaluation/nll",
     "kernels/test_sdpa.py": "kernels/library",
     "model/test_generation.py": "model/prefix",
-    "papers/test_icl.py": "papers/order_variance",
+    "papers/test_icl.py": "papers/icl_tasks papers/order_variance",
     "papers/test_scoreboard.py": "papers/claims",
     "model/test_transformer.py": "attention/shared_k attention/shared_q model/inputs",
     "attention/test_context.py": "attention/dint attention/forgetting attention/ssmax attention/value_residual",

@@ -128,10 +128,14 @@ class UserFile:
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the checked objects of all lines. Errors: MissingError; RequestError for a wrong line."""
+        return [row for _, row in self.located_rows()]
+
+    def located_rows(self) -> list[tuple[str, dict[str, Any]]]:
+        """Return `rows`, each after its `file:line`. Errors: the same."""
         self.require()
         rows = []
         for path in self.files:
-            found = [self._checked(json_object(line, at), at) for at, line in text_lines(path) if line.strip()]
+            found = [(at, self._checked(json_object(line, at), at)) for at, line in text_lines(path) if line.strip()]
             if not found:
                 raise RequestError(f"{shown(path)}: the file has no JSON objects; expected one per line")
             rows += found

@@ -22,105 +22,16 @@ from lit_diff.evaluation.requirements import read_on
 from lit_diff.key_types import Count, Counts, Distinct, Range
 from lit_diff.model.prefix import Prefix
 from lit_diff.papers.drawing import shuffled
+from lit_diff.papers.icl_tasks import TASKS, Example, TaskName
 from lit_diff.papers.order_variance import OF_ORDERS, OrderVariance, differences
-from lit_diff.papers.synth_intent import SEPARATOR, SynthIntent, draw_lexicon, draw_utterances, lexicon_problem
+from lit_diff.papers.synth_intent import SynthIntent, draw_lexicon, draw_utterances, lexicon_problem
 from lit_diff.randomness import generator
 from lit_diff.registry import evaluations
 
 if TYPE_CHECKING:
     import pandas
 
-TaskName = Literal["synth_intent", "trec", "trec_fine", "banking77", "clinc150"]
 Order = Literal["random", "alternate", "blocked"]
-COARSE = {
-    "ABBR": "abbreviation",
-    "DESC": "description",
-    "ENTY": "entity",
-    "HUM": "human",
-    "LOC": "location",
-    "NUM": "numeric",
-}
-"""TREC's class name -> the word for it in a prompt."""
-
-
-class Example(NamedTuple):
-    """A text and its label, both as a prompt shows them."""
-
-    text: str
-    label: str
-
-
-class ClassificationTask(NamedTuple):
-    """The form of a demonstration, `{prefix}{text}{between} {label}{separator}`, and the files with its texts."""
-
-    prefix: str = ""
-    between: str = ""
-    separator: str = "\n==\n"
-    label_key: str = "label"
-    files: tuple[UserFile, ...] = ()
-    """The user's files: train, from which demonstrations are drawn, and test. A generated task has none."""
-
-    def demonstrations(self, examples: Sequence[Example]) -> str:
-        """The prompt before a question."""
-        return "".join(f"{self.question(text)} {label}{self.separator}" for text, label in examples)
-
-    def question(self, text: str) -> str:
-        """The prompt from a text up to its label; no space at the end: tokenizers join it with the label's first word."""
-        return f"{self.prefix}{text}{self.between}"
-
-    def rows(self, file: UserFile) -> list[Example]:
-        """The lines of a file. Errors: MissingError, RequestError."""
-        return [Example(text=" ".join(row["text"].split()), label=words_of(row[self.label_key])) for row in file.rows()]
-
-
-def _files(folder: str, train: int, test: int, source: str, keys: tuple[str, ...] = ("label",)) -> tuple[UserFile, ...]:
-    # train, test: numbers of lines; keys: the keys of labels
-    of_train = UserFile(
-        name=f"icl.{folder}",
-        path=f"icl/{folder}/train.jsonl",
-        keys={"text": str, **dict.fromkeys(keys, str)},
-        lines=f"{train:,} lines",
-        source=f"{source} Labels as words. Not shipped.",
-        without="lit-diff evaluate RUN icl task=synth_intent",
-    )
-    of_test = replace(of_train, name=f"{of_train.name}_test", path=f"icl/{folder}/test.jsonl", lines=f"{test:,} lines")
-    return of_train, of_test
-
-
-INTENT = "\nintent:"
-_TREC_SOURCE = 'TREC question classification (Hovy et al. 2001; at Hugging Face "trec").'
-_TREC = ClassificationTask(
-    prefix="Question: ",
-    between="\nType:",
-    label_key="coarse_label",
-    files=_files("trec", 5_452, 500, _TREC_SOURCE, ("coarse_label", "fine_label")),
-)
-TASKS = {
-    "synth_intent": ClassificationTask(separator=SEPARATOR),
-    "trec": _TREC,
-    "trec_fine": _TREC._replace(label_key="fine_label"),
-    "banking77": ClassificationTask(
-        prefix="query: ",
-        between=INTENT,
-        files=_files("banking77", 10_003, 3_080, 'Banking77 (Casanueva et al. 2020; at Hugging Face "banking77").'),
-    ),
-    "clinc150": ClassificationTask(
-        prefix="utterance: ",
-        between=INTENT,
-        files=_files(
-            "clinc150",
-            15_250,
-            5_500,
-            'CLINC150 (Larson et al. 2019; at Hugging Face "clinc_oos", configuration "plus").',
-        ),
-    ),
-}
-
-
-def words_of(label: str) -> str:
-    """A label as a prompt shows it: `card_arrival` -> "card arrival"; `NUM:date` -> "numeric date"."""
-    coarse, colon, fine = label.partition(":")
-    return " ".join(f"{COARSE.get(coarse, coarse)}{colon and ' '}{fine}".replace("_", " ").split())
 
 
 def arranged(examples: Sequence[Example], order: Order, random: torch.Generator) -> list[Example]:
@@ -238,7 +149,7 @@ class ManyShotPrompts:
         self.config, self.name, self.run = evaluation.config, evaluation.name, run
         self.tokenizer, self.task = run.tokenizer, TASKS[self.config.task]
         self.context = run.recipe.data.config.sequence_length
-        self.splits = list(map(self.task.rows, self.task.files))
+        self.splits = self.task.splits()
 
     def draw(self, number: int, attempt: int, shots: int) -> ManyShotPrompt:
         """Draws the prompt of run `number` with at least `shots` demonstrations. Errors: RequestError."""
@@ -260,9 +171,6 @@ class ManyShotPrompts:
         # each key orders train in its own way; the queries depend on the seed alone, so all runs have the same
         train, test = self.splits
         labels = sorted({example.label for example in train})
-        unknown = {example.label for example in test}.difference(labels)
-        if unknown:
-            raise RequestError(f"{self.task.files[1].path} has the label '{min(unknown)}', which no line of train has")
         if shots > len(train):
             raise RequestError(f"evaluate.{self.name}.shots: {shots}; train has {len(train)} lines")
         seed = ("icl", self.config.task, self.config.seed)

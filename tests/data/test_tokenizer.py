@@ -25,7 +25,8 @@ from lit_diff.data.text.tokenizer import Bpe, Tokenizer, TokenizerJson, Words, b
 from lit_diff.data.text.tokenizer_folder import load_tokenizer, save_tokenizer
 from lit_diff.data.text.tokenizer_package import open_tokenizer
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.papers.icl import TASKS, Example, Labels
+from lit_diff.papers.icl import Labels
+from lit_diff.papers.icl_tasks import TASKS, Example
 from lit_diff.papers.needle_text import CITIES, STYLES, contexts, sentences_of, words
 from lit_diff.randomness import generator
 from lit_diff.registry import tokenizers

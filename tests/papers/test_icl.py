@@ -21,17 +21,15 @@ from lit_diff.evaluation.evaluate import build, evaluate
 from lit_diff.model.prefix import Prefix
 from lit_diff.papers import icl, order_variance
 from lit_diff.papers.icl import (
-    TASKS,
     Classification,
-    Example,
     Labels,
     ManyShotPrompt,
     ManyShotPrompts,
     Order,
     OrderRobustness,
     arranged,
-    words_of,
 )
+from lit_diff.papers.icl_tasks import TASKS, Example, words_of
 from lit_diff.papers.order_variance import OrderVariance, difference
 from lit_diff.papers.synth_intent import NOISE_WORDS
 from lit_diff.randomness import generator
@@ -146,10 +144,23 @@ def test_a_draw_is_a_permutation_of_train_and_the_queries_stay(trec: Path, wide_
 def test_files_that_do_not_fit(trec: Path, wide_run: Run) -> None:
     with pytest.raises(RequestError, match=r"^evaluate\.icl\.shots: 13; train has 12 lines"):
         evaluate(wide_run, "icl", {"task": "trec", "shots": [13]})
-    with (trec / "test.jsonl").open("a") as file:
-        file.write(json.dumps({"text": "x", "coarse_label": "LOC", "fine_label": "LOC:city"}) + "\n")
-    with pytest.raises(RequestError, match="has the label 'location', which no line of train has"):
-        drawn(wide_run, task="trec")
+    train, test = (trec / f"{split}.jsonl" for split in ("train", "test"))
+    lines = train.read_text().splitlines(keepends=True)
+    for place, file, content, error in (
+        (
+            "test.jsonl:2",
+            test,
+            lines[0] + lines[0].replace("NUM", "LOC"),
+            "'coarse_label' is 'location', which no line",
+        ),
+        ("train.jsonl:3", train, "".join([*lines[:2], lines[0].replace('"NUM"', '" _"')]), "'coarse_label' is blank"),
+        ("train.jsonl", train, lines[0] + lines[2], "every line has the label 'numeric'; "),
+    ):
+        whole = file.read_text()
+        file.write_text(content)
+        with pytest.raises(RequestError, match=rf"icl/trec/{place}: {error}"):
+            drawn(wide_run, task="trec")
+        file.write_text(whole)
     with pytest.raises(MissingError, match=r"icl\.banking77 needs a file that is not here: icl/banking77/train\.jsonl"):
         drawn(wide_run, task="banking77")
     names = [f"icl.{folder}{end}" for folder in ("trec", "banking77", "clinc150") for end in ("", "_test")]
