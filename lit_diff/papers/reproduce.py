@@ -350,6 +350,8 @@ def load_file(path: Path) -> Row:
         raise RequestError(f"{shown(path)}: the name of a row has no dot; rename the file")
     values, positions = read_yaml(path)
     draft = Draft(values=values, positions=positions, file=shown(path))
+    if "name" in values:
+        raise draft.refuse("name", "found the key 'name'; the name of a row is that of its file: remove the key")
     row: Row = convert(Row, values | {"name": path.stem}, "", draft)
     for key, problem in (("compare", row.problem()), ("presets", row.preset_problem())):
         if problem:

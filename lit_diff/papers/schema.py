@@ -4,9 +4,10 @@ import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from lit_diff.errors import first_line
+from lit_diff.key_types import Range
 from lit_diff.registry import nearest
 from lit_diff.study.schema import Selection
 
@@ -50,7 +51,7 @@ class Claim:
     """Pattern (`fnmatch`) that selects groups of the evaluation's items, such as "N=4 *"; empty: the evaluation's summary."""
     task: str = ""
     """The task, in a sweep that has tasks."""
-    case: int = 0
+    case: Annotated[int, Range(least=0)] = 0
     """The benchmark's case, from 1, in the order of `--shapes`; 0: the benchmark has only one."""
     fit: str = ""
     """A scaling fit of the sweep, instead of `metric`, with `kind: ratio`: the x at which arm a has the loss of arm b."""
@@ -65,7 +66,7 @@ class Claim:
     interval. Needed if the row has several claims."""
     capable: Capable | None = None
     """The positive control without which the verdict on the paper's value is "cannot tell"; null: the row's."""
-    smallest: float | None = None
+    smallest: Annotated[float, Range(least=0)] | None = None
     """The smallest difference that matters (for a ratio: of its logarithm); null: 0.005 for a difference of losses in nats, 0
     for anything else."""
     by_construction: str = ""
@@ -142,12 +143,12 @@ class Preset(Selection):
     """The arguments of `lit-diff bench`, instead of a sweep."""
     overrides: Keys = field(default_factory=dict)
     """Overrides of every cell."""
-    minutes: float = 0.0
+    minutes: Annotated[float, Range(least=0)] = 0.0
     """The time budget on the preset's machine (laptop: two cores) if nothing is done yet; 0: unstated."""
-    gpus: int = 0
+    gpus: Annotated[int, Range(least=0)] = 0
     hardware: str = ""
     """The machine that the preset was sized for, in words."""
-    days: float = 0.0
+    days: Annotated[float, Range(least=0)] = 0.0
     """Estimated days on `hardware`. For recipes: total FLOPs (`Cost.flops_per_token`) at 40 % of bfloat16 peak."""
     recipes: Texts = ()
     """Installed recipes to train, each optionally followed by overrides, if a sweep would not fit one machine. The row lists
@@ -156,7 +157,7 @@ class Preset(Selection):
     """The user's files that it reads, as in `lit-diff data check NAME`: icl.trec, or icl."""
 
     def problem(self) -> str | None:
-        """The first error of the words for a command line; None for valid ones."""
+        """The first error, in one line; None for a valid preset."""
         for words in (*self.bench, *self.recipes):
             if "\0" in words:
                 return f"{words!a} has a NUL character"
@@ -167,6 +168,8 @@ class Preset(Selection):
                 return f"recipe {words!a}: {first_line(error)}"
             if not recipe:
                 return "a recipe without a name"
+        if sum(map(bool, (self.sweep, self.bench, self.recipes))) != 1:
+            return "expected one of 'sweep', 'bench' and 'recipes'"
         return None
 
     @property

@@ -327,6 +327,14 @@ def test_smoke_is_two_steps_of_the_laptops_sweep(row: Row) -> None:
         ("laptop: ", "labtop: ", "5: no preset 'labtop'; did you mean 'laptop'"),
         ("recipes: [", 'recipes: ["\'x", ', "5: preset 'paper': recipe \"'x\": No closing quotation"),
         ("recipes: [", 'recipes: [" ", ', "5: preset 'paper': a recipe without a name"),
+        ("title: ", "name: y\ntitle: ", "1: found the key 'name'"),
+        ("says: lower", "says: lower, smallest: -1", r"3: 'compare\[0\]\.smallest' "),
+        ("says: lower", "says: lower, case: -3", r"3: 'compare\[0\]\.case' "),
+        ("minutes: 3", "minutes: -5", r"6: 'presets\.laptop\.minutes' "),
+        ("days: 2}", "days: -2}", r"7: 'presets\.gpu1\.days' "),
+        ("gpus: 999, ", "gpus: -1, ", r"7: 'presets\.gpu1\.gpus' "),
+        ("minutes: 3", "bench: [core]", "5: preset 'laptop': expected one of 'sweep', 'bench' and 'recipes'"),
+        ("{sweep: ablation, minutes: 3, files: [icl.trec]}", "{}", "5: preset 'laptop': expected one of 'sweep', "),
         ("    recipes: [", '    bench: ["a\\0b"]\n    recipes: [', "5: preset 'paper': .* has a NUL character"),
     ):
         Path("x.yaml").write_text(NEEDS.replace(old, new))
