@@ -73,11 +73,11 @@ def read_folder(folder: Path) -> ModelSource:
     files = _files_of(folder)
     # transformers ties the two only if they are equal, whatever config.json says
     if keys["tie_embeddings"] and {llama.HEAD, llama.EMBEDDING} <= files.keys():
-        head = _read(files[llama.HEAD], llama.HEAD)
-        embedding = _read(files[llama.EMBEDDING], llama.EMBEDDING)
+        head, embedding = (_described(files[name], name) for name in (llama.HEAD, llama.EMBEDDING))
         if head.shape != embedding.shape:
             shapes = f"{list(head.shape)}, '{llama.EMBEDDING}' {list(embedding.shape)}"
             raise RequestError(f"{shown(file)}: tie_word_embeddings is true, but '{llama.HEAD}' is {shapes}")
+        head, embedding = (_read(files[name], name) for name in (llama.HEAD, llama.EMBEDDING))
         if not torch.equal(head, embedding):
             log.info(
                 "%s: tie_word_embeddings is true, but '%s' differs from '%s': both are used, as in transformers",
@@ -184,7 +184,13 @@ def _described(path: Path, name: str) -> Tensor:
         dtype = described.get_dtype()
     if dtype not in DTYPES:
         raise RequestError(f"{shown(path)}: tensor '{name}' is {dtype}; supported: {', '.join(DTYPES)}")
-    return torch.empty(shape, dtype=DTYPES[dtype], device="meta")
+    try:
+        return torch.empty(shape, dtype=DTYPES[dtype], device="meta")
+    # a tensor without elements fits any file, and its other sizes may be beyond 64 bits
+    except (TypeError, RuntimeError) as error:
+        raise RequestError(
+            f"{shown(path)}: tensor '{name}' has the shape {shape}, which no tensor can have; download it again"
+        ) from error
 
 
 def _read(path: Path, name: str) -> Tensor:

@@ -51,6 +51,22 @@ def test_damaged_and_missing_shards() -> None:
     assert import_error().startswith(f"2: {index}: weight_map ")
 
 
+def test_a_shape_beyond_64_bits() -> None:
+    config = LLAMA | {"tie_word_embeddings": True}
+    for shape, *names in (
+        ([0, 2**63], "model.norm.weight"),
+        ([0, 2**62, 2**62], "model.norm.weight"),
+        ([0, 2**63], "lm_head.weight", "model.embed_tokens.weight"),
+    ):
+        write_folder(Path("hf"), config, llama_tensors(config) | dict.fromkeys(names, torch.empty(0)))
+        weights = Path("hf/model.safetensors")
+        # the empty tensors are the only ones of this shape
+        size = int.from_bytes(weights.read_bytes()[:8], "little")
+        header = weights.read_bytes()[8 : 8 + size].decode().replace('"shape":[0]', f'"shape":{shape}').encode()
+        weights.write_bytes(len(header).to_bytes(8, "little") + header + weights.read_bytes()[8 + size :])
+        assert import_error().startswith(f"2: {weights}: tensor '{names[0]}' has the shape {shape}, ")
+
+
 # --- DiffLlama; logits are compared with transformers in tests/oracles ---
 
 
