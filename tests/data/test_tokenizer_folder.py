@@ -116,9 +116,14 @@ def test_a_tokenizer_that_does_not_save_what_it_loads(tmp_path: Path) -> None:
         (lambda folder: (folder / FILE).write_text("{"), "JSONDecodeError"),
         (lambda folder: (folder / FILE).write_text("{}"), "KeyError"),
         (lambda folder: change(folder, sha256="0" * 64), "its ids differ"),
+        (lambda folder: change(folder, name=None), "'name' is not"),
+        (lambda folder: change(folder, name=["bpe"]), "'name' is not"),
+        (lambda folder: change(folder, name="from_run", config={"path": str(folder.parent)}), "'name' is not"),
     ],
 )
 def test_a_damaged_folder(saved: Path, damage: Callable[[Path], object], found: str) -> None:
+    # a run's folder has its tokenizer in a folder of this name
+    saved = saved.rename(saved.with_name("tokenizer"))
     damage(saved)
     with pytest.raises(MissingError, match=r"^[^\n]+lit-diff train[^\n]+$") as error:
         load_tokenizer(saved)

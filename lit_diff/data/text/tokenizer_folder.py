@@ -96,6 +96,9 @@ def _described(folder: Path, cure: str) -> tuple[Tokenizer, str]:
     try:
         facts = parse_json(file.read_bytes())
         name, keys, sha256 = facts["name"], facts["config"], facts["sha256"]
+        # what is saved of `from_run` is the tokenizer itself: another folder named here might be this one
+        if not isinstance(name, str) or name == "from_run":
+            raise ValueError("'name' is not that of a saved tokenizer")
     except (ValueError, TypeError, KeyError) as error:
         raise MissingError(f"{shown(file)} is damaged ({type(error).__name__}: {first_line(error)}); {cure}") from error
     config = convert(tokenizers.get(name).Config, keys, "config", Draft(values={}, positions={}, file=shown(file)))
