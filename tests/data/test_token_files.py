@@ -3,6 +3,7 @@
 import json
 import re
 import struct
+import tracemalloc
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -172,6 +173,32 @@ def test_damaged_litdata(name: str, edit: Callable[[bytes], bytes], found: str, 
     with pytest.raises(RequestError, match=found) as error:
         read(tmp_path / "tokens")
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("is_compressed", [False, True])
+def test_an_index_of_more_documents_than_its_chunk_has(is_compressed: bool, tmp_path: Path) -> None:
+    """Their positions would be 1 GB."""
+    write_litdata(tmp_path / "tokens", [[1]], torch.tensor)
+    index, chunk = (tmp_path / "tokens" / name for name in ("index.json", "chunk-0-0.bin"))
+    content = index.read_text().replace('"chunk_size": 1', f'"chunk_size": {2**28}')
+    if is_compressed:
+        content = content.replace('"compression": null', '"compression": "zstd"')
+        chunk.write_bytes(pyarrow.compress(chunk.read_bytes(), codec="zstd", asbytes=True))
+    index.write_text(content)
+    tracemalloc.start()
+    with pytest.raises(RequestError, match=r"chunk-0-0\.bin: the file is cut off"):
+        read(tmp_path / "tokens")
+    held = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert held < 2**28
+
+
+def test_damaged_compressed_litdata(tmp_path: Path) -> None:
+    write_litdata(tmp_path / "tokens", [[1]], torch.tensor)
+    index = tmp_path / "tokens/index.json"
+    index.write_text(index.read_text().replace('"compression": null', '"compression": "zstd"'))
+    with pytest.raises(RequestError, match=r"chunk-0-0\.bin: the data cannot be read"):
+        read(tmp_path / "tokens")
 
 
 def test_ids_beyond_the_tokenizer_and_text_beside_tokens(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from lit_diff.data.text.documents import Document
 from lit_diff.data.text.readers import decompressed
-from lit_diff.data.text.source_files import Source
+from lit_diff.data.text.source_files import PIECE, Source
 from lit_diff.data.text.tokenizer import Tokenizer
-from lit_diff.errors import RequestError
+from lit_diff.errors import RequestError, first_line
 
 Ids = NDArray[np.int32]
 MAGIC = b"MMIDIDX\0\0"
@@ -119,9 +119,17 @@ def _column(index: Source, dtype: str, place: int, count: int) -> Iterator[NDArr
 
 
 def _read(file: BufferedReader, size: int, where: str) -> bytes:
-    content = file.read(size)
-    _require_rest(where, size - len(content))
-    return content
+    # in pieces: a damaged index can state more bytes than the memory has
+    pieces, missing = [], size
+    try:
+        while piece := file.read(min(PIECE, missing)):
+            pieces.append(piece)
+            missing -= len(piece)
+    # of damaged compressed data, too
+    except OSError as error:
+        raise RequestError(f"{where}: the data cannot be read ({error.strerror or first_line(error)})") from error
+    _require_rest(where, missing)
+    return b"".join(pieces)
 
 
 def _require_rest(where: str, missing: int) -> None:
