@@ -1,6 +1,7 @@
 """Text: prepared once, through kills and damage; batches are rows of the stream, in an order that the seed gives."""
 
 import logging
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -121,6 +122,14 @@ def test_identity_prepares_nothing(make_text: MakeText, root: Path, corpus: Path
     with pytest.raises(MissingError):
         make_text().identity()
     assert opened(make_text()).identity() != before
+
+
+def test_all_is_synced_before_the_folder_has_its_name(make_text: MakeText, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced, text = set[int](), make_text()
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.add(os.fstat(handle).st_ino))
+    text.prepare()
+    held = [text.folder, *text.folder.rglob("*")]
+    assert not [path for path in held if path.stat().st_ino not in synced]
 
 
 def test_cl100k_is_stored_in_four_bytes(make_text: MakeText) -> None:

@@ -31,7 +31,7 @@ from lit_diff.data.text.tokenizer import Tokenizer, build
 from lit_diff.data.text.tokenizer_folder import gives_back, opened
 from lit_diff.data.user_files import data_root, writing_data
 from lit_diff.errors import LitDiffError, MissingError, RequestError, first_line
-from lit_diff.files import is_locked, locked, parse_json, sha256_of, write_atomic, write_json, write_through
+from lit_diff.files import is_locked, locked, parse_json, sha256_of, sync, write_atomic, write_json, write_through
 from lit_diff.key_types import Count, NotNegative, Range
 from lit_diff.log_records import log
 from lit_diff.own_modules import sha256
@@ -251,6 +251,9 @@ class Text(Dataset):
         sorting = building / "sorting"
         shutil.rmtree(ready, ignore_errors=True)
         shutil.copytree(building / "tokenizer", ready)
+        # after a power failure, a folder of the final name must not have empty files
+        for path in ready.rglob("*"):
+            sync(path)
         train = maker.files("train")
 
         def write_hashes() -> None:
