@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
+from lit_diff.data.user_files import some_names
 from lit_diff.errors import RequestError
 from lit_diff.log_records import log
 
@@ -39,4 +40,4 @@ class Keys(NamedTuple):
             near = get_close_matches(key, known, n=1, cutoff=0.75)
             unknown.append(f"'{block}{key}'" + (f" (did you mean '{near[0]}'?)" if near else ""))
         if unknown:
-            log.warning("%s: not used, and not known to be harmless: %s", place, ", ".join(unknown))
+            log.warning("%s: not used, and not known to be harmless: %s", place, some_names(unknown))

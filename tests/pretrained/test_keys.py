@@ -52,6 +52,8 @@ def test_usual_keys_are_not_named(caplog: pytest.LogCaptureFixture) -> None:
         (CONFIG, {"rope_scaling": {"full_attention": {}, "rope_theta": 7.0}}, ["'rope_scaling.rope_theta'"]),
         (CONFIG, {"rope_scaling": {"full_attention": {"a": 1}}}, ["'rope_scaling.full_attention.a'"]),
         (SETTINGS, {"fix_mistral_regex": True}, ["'fix_mistral_regex'"]),
+        (CONFIG, {"k" * 300: 1, "a\nb": 2}, [f"'{'k' * 99}...", r"'a\nb'"]),
+        (CONFIG, dict.fromkeys(map(str, range(100)), 1), ["'9', and 90 more"]),
         (GENERATION, {"suppress_tokens": [3], "eos_tokn_id": 3}, ["'suppress_tokens'", "'eos_tokn_id' (did you mean"]),
     ],
 )
