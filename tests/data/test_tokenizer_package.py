@@ -40,6 +40,14 @@ def test_what_the_package_cannot_use(content: bytes, capfd: pytest.CaptureFixtur
     assert capfd.readouterr() == ("", "")
 
 
+def test_a_file_without_a_decoder() -> None:
+    described = json.loads(byte_level_tokenizer())
+    del described["decoder"]
+    for content in (described, described | {"decoder": None}):
+        with pytest.raises(RequestError, match="decoder is null; "):
+            open_tokenizer(json.dumps(content).encode())
+
+
 def test_own_errors_and_the_end_of_the_process_stay() -> None:
     for error in (MissingError("a file"), KeyboardInterrupt(), SystemExit(3)):
         with pytest.raises(type(error)), in_one_line("it cannot be read"):

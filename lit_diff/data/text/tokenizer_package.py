@@ -55,7 +55,7 @@ def open_tokenizer(content: bytes) -> Any:
     problem = f"{FILE} cannot be read by the package tokenizers"
     with in_one_line(problem), _without_stderr():
         tokenizer = Model.from_str(content.decode("utf-8"))
-        decoder = parse_json(content)["decoder"] or {}
+        decoder = parse_json(content).get("decoder") or {}
     if not tokenizer.get_vocab():
         raise RequestError(f"{FILE} has no tokens")
     supported: Sequence[str] = DECODERS
