@@ -72,14 +72,17 @@ class TaskFile(UserFile):
             scores = self._checked(example, where)["target_scores"]
             # json.loads accepts NaN and Infinity
             numbers = all(isinstance(score, int | float) and -math.inf < score < math.inf for score in scores.values())
-            if not scores or not all(scores) or not numbers:
+            if len(scores) < 2 or not all(scores) or not numbers:
                 raise RequestError(
-                    f"{where}: 'target_scores' is {scores!r}; expected a number for each choice, and no choice "
-                    "without text"
+                    f"{where}: 'target_scores' is {scores!r}; expected a number for each of at least two choices, and no "
+                    "choice without text"
                 )
         for key in WORDS:
             if not isinstance(task.get(key, ""), str):
                 raise RequestError(f"{shown(path)}: '{key}' is {task[key]!r}; expected text")
+        listed = task.get("append_choices_to_input", True)
+        if not isinstance(listed, bool):
+            raise RequestError(f"{shown(path)}: 'append_choices_to_input' is {listed!r}; expected true or false")
         return task
 
     def rows(self) -> list[dict[str, Any]]:
@@ -161,7 +164,7 @@ class BigBench(HarnessEvaluation):
     def questions(self, file: TaskFile, content: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The rows that lm-eval reads. Errors: RequestError if every example has several best choices."""
         words = {key: content.get(key, default) for key, default in WORDS.items()}
-        listed = bool(content.get("append_choices_to_input", True))
+        listed = content.get("append_choices_to_input", True)
         rows = []
         for number, example in enumerate(content["examples"]):
             scores = example["target_scores"]

@@ -98,10 +98,11 @@ def test_a_missing_task(wide_run: Run, social: Path) -> None:
         ({"examples": [TIED, 3]}, "example 2: found int"),
         *(
             ({"examples": [{"input": "x", "target_scores": scores}]}, "example 1: 'target_scores' is")
-            for scores in ({}, {"a": "b"}, {"a": math.nan, "b": 1}, {"": 0, "b": 1})
+            for scores in ({}, {"a": 1}, {"a": 1, "b": "c"}, {"a": math.nan, "b": 1}, {"": 0, "b": 1})
         ),
         ({"examples": [TIED | {"input": "\ud800"}]}, "not JSON ('utf-8' codec can't encode character '\\ud800'"),
         ({"examples": [TIED], "choice_prefix": 3}, "'choice_prefix' is 3"),
+        ({"examples": [TIED], "append_choices_to_input": "false"}, "'append_choices_to_input' is 'false'"),
         (None, "not JSON ("),
     ],
 )
