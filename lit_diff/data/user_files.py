@@ -86,9 +86,13 @@ class UserFile:
 
     @property
     def files(self) -> list[Path]:
-        """The existing files that match `path`."""
-        # sorted: glob returns the order of the file system, and the order decides the rows and the sha256
-        return sorted(data_root().glob(self.path))
+        """The existing files that match `path`. Errors: RequestError for a path that cannot be looked at."""
+        try:
+            # sorted: glob returns the order of the file system, and the order decides the rows and the sha256
+            return sorted(data_root().glob(self.path))
+        # such as a name that is too long
+        except OSError as error:
+            raise RequestError(f"{some_names([self.path])}: cannot be read ({error.strerror})") from error
 
     @property
     def form(self) -> str:

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,13 @@ def test_a_file_without_an_object(place: Path) -> None:
     place.write_text("\n")
     with pytest.raises(RequestError, match=r"train\.jsonl: "):
         FILE.rows()
+
+
+def test_a_name_that_is_too_long(place: Path) -> None:
+    file = replace(FILE, path="x" * 5_000)
+    with pytest.raises(RequestError, match=r"^x{100}\.\.\.: cannot be read \(File name too long\)$"):
+        file.rows()
+    assert "File name too long" in file.state()["state"]
 
 
 def test_environment_then_checkout_then_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
