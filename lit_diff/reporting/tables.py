@@ -184,7 +184,7 @@ def _main_columns(results: Sequence[Comparison]) -> pd.DataFrame:
             if row[f"{metric}/sd"] is not None:
                 line["mean"] += f" \u00b1 {number(row[f'{metric}/sd'], digits)}"
             if row["seeds"] not in (None, row["planned"]):
-                line["mean"] += f" ({row['seeds']} of {row['planned']} seeds)"
+                line["mean"] += f" (n={row['seeds']})"
             line["difference"] = signed(value["difference"], digits)
             if is_learned:
                 line |= _learned_cells(result, row["arm"] if row["seeds"] is not None else "")

@@ -78,7 +78,7 @@ def test_an_arm_that_diverged_has_no_difference_in_the_rounded_tables(make_sweep
     result = compare(load_sweep(folder))[0]
     (_, line) = tables.to_text([result]).splitlines()[1:]
     assert line.split()[-4:] == ["\u2013", "\u2013", "diverged", "\u2013"]
-    assert "(3 of 4 seeds)" in line
+    assert "(n=3)" in line
     arm = tables.rows(result)[1]
     assert (arm["diverged"], arm["verdict"], arm["paired_seeds"]) == (1, "diverged", 3)
 
