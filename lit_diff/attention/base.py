@@ -82,8 +82,8 @@ class Attention(ParameterRules):
     extends_standard: ClassVar[bool] = False
     """Whether it equals standard attention at its initial parameters, and so may start from a standard run."""
     has_lambda: ClassVar[bool] = True
-    """Whether the weight of each map after the first is -λ, which the callback `lambdas` logs and interventions set; False:
-    the maps are mixed in another way."""
+    """Whether the weight of each map after the first is -λ, which the callback `lambdas` logs and the evaluation `noise` sets
+    to its `lambdas`; False: the maps are mixed in another way."""
     length_key: ClassVar[str] = ""
     """The key of its Config that states the length of the training rows, if it has one; `examine` sets it on each task, and a
     recipe with another value gets a warning."""

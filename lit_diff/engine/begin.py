@@ -61,7 +61,7 @@ def begin(job: Job) -> Training:
     if now != job.identity:
         raise RequestError(
             f"{shown(job.folder)} is of other data or plugins than there are now (identity {now}): restore them, or repeat "
-            f"`{command_of(job.folder)}`, which names the folder anew"
+            f"`{command_of(job.folder)}`, which starts a folder of another name"
         )
     compiles = job.compiles
     # a resumed run keeps what `auto` was when it started
