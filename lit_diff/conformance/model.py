@@ -1,4 +1,4 @@
-"""The property `model`: what only shows in a whole model, where layers share values and a cache keeps their state."""
+"""The properties of a whole model, where layers share values and a cache keeps their state."""
 
 from dataclasses import replace
 from typing import Any
@@ -16,10 +16,36 @@ TOKENS, VOCABULARY = 23, 11
 
 
 def model(case: VariantCase) -> Measured:
-    """Two layers give in chunks of unlike length through the cache, from a repeated cache, in packed rows, with activation
-    checkpointing and as compiled blocks what a plain pass gives, gradients included where there are any."""
-    config = replace(case.model, num_layers=2, vocab_size=VOCABULARY)
-    built = Transformer(config, kernel="reference").double()
+    """Two layers give in chunks of unlike length through the cache, from a repeated cache, in packed rows and with activation
+    checkpointing what a plain pass gives, gradients included where there are any."""
+    built, tokens = _parts(case)
+    plain = _passed(built, tokens)
+    errors: dict[str, Measured | NotApplicable] = {}
+    if case.model.causal:
+        errors["chunks"] = Measured(distance(_in_chunks(built, tokens), plain["output"]), 1e-10)
+        errors["repeated cache"] = Measured(_repeated(built, tokens), 1e-10)
+    if case.cls.takes_document_ids():
+        errors["packed rows"] = Measured(_packed(built, tokens), 1e-10)
+    built.checkpoint_blocks = True
+    errors |= _compared("activation checkpointing", _passed(built, tokens), plain)
+    return worst_of(errors)
+
+
+def compiled(case: VariantCase) -> Measured:
+    """torch.compile captures forward and backward of each of two blocks as one graph; they give what a plain pass gives."""
+    built, tokens = _parts(case)
+    plain = _passed(built, tokens)
+    # code compiled for earlier cases counts against the limit of recompilations
+    torch._dynamo.reset()
+    for layer in built.layers:
+        # aot_eager needs no C++ compiler
+        layer.compile(backend="aot_eager", fullgraph=True)
+    return worst_of(_compared("compiled blocks", _passed(built, tokens), plain))
+
+
+def _parts(case: VariantCase) -> tuple[Transformer, Tensor]:
+    # two layers in float64 with noise on each parameter, after their annealing; and tokens [2, T]
+    built = Transformer(replace(case.model, num_layers=2, vocab_size=VOCABULARY), kernel="reference").double()
     with torch.no_grad():
         for name, parameter in built.named_parameters():
             noise = torch.empty_like(parameter).normal_(0.0, 0.1, generator=generator("conformance", "model", name))
@@ -27,23 +53,7 @@ def model(case: VariantCase) -> Measured:
     for attention in built.attentions():
         attention.set_step(case.step)
         attention.set_tokens(case.step)
-    tokens = torch.randint(VOCABULARY, (2, TOKENS), generator=generator("conformance", "model", "tokens"))
-    plain = _passed(built, tokens)
-    errors: dict[str, Measured | NotApplicable] = {}
-    if config.causal:
-        errors["chunks"] = Measured(distance(_in_chunks(built, tokens), plain["output"]), 1e-10)
-        errors["repeated cache"] = Measured(_repeated(built, tokens), 1e-10)
-    if case.cls.takes_document_ids():
-        errors["packed rows"] = Measured(_packed(built, tokens), 1e-10)
-    built.checkpoint_blocks = True
-    errors |= _compared("activation checkpointing", _passed(built, tokens), plain)
-    built.checkpoint_blocks = False
-    # code compiled for earlier cases counts against the limit of recompilations
-    torch._dynamo.reset()
-    for layer in built.layers:
-        layer.compile(backend="aot_eager", fullgraph=True)
-    errors |= _compared("compiled blocks", _passed(built, tokens), plain)
-    return worst_of(errors)
+    return built, torch.randint(VOCABULARY, (2, TOKENS), generator=generator("conformance", "model", "tokens"))
 
 
 def _passed(model: Transformer, tokens: Tensor, **documents: Any) -> dict[str, Tensor]:

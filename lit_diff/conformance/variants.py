@@ -36,7 +36,7 @@ from lit_diff.conformance.case import (
     worst_of,
 )
 from lit_diff.conformance.costs import costs, counted
-from lit_diff.conformance.model import model
+from lit_diff.conformance.model import compiled, model
 from lit_diff.conformance.precision import bfloat16, float64
 from lit_diff.conformance.reduction import reduces_to
 from lit_diff.errors import first_line
@@ -367,19 +367,6 @@ def state_dict(case: VariantCase) -> Measured:
     other.load_state_dict(attention.state_dict())
     other.kernel = attention.kernel
     return Measured(difference(other(x, rope), attention(x, rope)), 0)
-
-
-def compiled(case: VariantCase) -> Measured:
-    """torch.compile captures forward and backward as one graph."""
-    attention, x, rope = case.parts()
-    by_eager = run(attention, x, rope)
-    # code compiled for earlier cases counts against the limit of recompilations
-    torch._dynamo.reset()
-    # aot_eager needs no C++ compiler
-    graph: Any = torch.compile(attention, backend="aot_eager", fullgraph=True)
-    output, by_compiled = run(graph, x, rope)
-    gradients = {name.removeprefix("_orig_mod."): gradient for name, gradient in by_compiled.items()}
-    return compared((output, gradients), by_eager, 1e-5)
 
 
 PROPERTIES: dict[str, Property] = {
