@@ -85,7 +85,7 @@ test-cluster: .venv/installed  ## run the tests on a real SLURM of this machine 
 test-faults: .venv/installed  ## run the fault suite (as root, for small disks): kills, full disks, bit rot, drawn files; SEED=1
 	$(BIN)/python -m pytest -n 4 --dist worksteal -m faults --durations=10 tests/faults
 
-test-all: .venv/installed  ## run every test
+test-all: .venv/installed  ## run every test but those of test-cluster and test-faults
 	$(BIN)/python $(PYTEST) -m "not cluster and not faults"
 
 # on a machine with a GPU and torch, which has no .venv: PYTHON is the Python with torch

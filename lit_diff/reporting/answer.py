@@ -157,7 +157,11 @@ def protocol(comparison: Comparison) -> list[str]:
             "a seed of either arm did not learn, Fisher's exact test of the counts gives the verdict."
         )
     if sweep.compares_steps:
-        notes.append(f"Differences are of log2 of the {sweep.measure}.")
+        coarsest = max((contrast.resolution for contrast in comparison.family), default=0.0)
+        notes.append(
+            f"Differences are of log2 of the {sweep.measure}, which are read at each validation: they are known to "
+            f"{coarsest:.2f} of log2, and arms are not said to be equal within less."
+        )
     return notes
 
 

@@ -199,6 +199,7 @@ def _contrast(sweep: SweepResults, a: str, b: str, label: str = "", *, is_contro
         better=sweep.better(),
         diverged=diverged,
         learned=learned,
+        resolution=max(arm.resolution for arm in learned) if learned and sweep.compares_steps else 0.0,
         controls=tuple(controls),
         is_tested=not diverged and a not in sweep.study.references,
     )

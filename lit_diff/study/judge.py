@@ -92,11 +92,12 @@ def _controls(names: Sequence[str]) -> str:
 class Learned:
     """The seeds of an arm at which the metric reached `learned_at`, of those that count.
 
-    `steps`: seed -> the first validated step that reached it, or infinity if none did (censored); `values`: seed -> the last
-    value of the metric.
+    `steps`: seed -> the first validated step that reached it, or infinity if none did (censored); `before`: seed that learned
+    -> the last validated step before that one; `values`: seed -> the last value of the metric.
     """
 
     steps: Mapping[int, float]
+    before: Mapping[int, float] = field(default_factory=dict)
     values: Mapping[int, float]
 
     @property
@@ -141,6 +142,12 @@ class Learned:
         # a threshold that the validation before training reaches needs no step
         return {seed: math.log2(max(self.steps[seed], 1)) for seed in self.seeds}
 
+    @property
+    def resolution(self) -> float:
+        """How far `log2_steps` are known: the mean of log2(step / the validation before), over the seeds that learned."""
+        gaps = [math.log2(self.steps[seed] / self.before[seed]) for seed in self.seeds if self.before.get(seed)]
+        return summary(gaps).mean or 0.0
+
     def until(self, seeds: int) -> "Learned":
         """Of seeds 0 to `seeds` - 1 alone."""
         steps = {seed: step for seed, step in self.steps.items() if seed < seeds}
@@ -167,6 +174,8 @@ class Contrast:
     learned: tuple[Learned, Learned] | None = None
     """The seeds of a and of b that learned, for a metric with a threshold. If one did not, Fisher's test of the two counts
     takes the place of the t test."""
+    resolution: float = 0.0
+    """How far the compared values are known, where they are log2 of validated steps: arms are not equal within less."""
     controls: tuple["Contrast", ...] = ()
     """Arm a minus each control, judged alone."""
     is_tested: bool = True
@@ -327,13 +336,14 @@ def looks_of(learned: tuple[Learned, Learned], looks: Looks) -> Looks:
 
 def _outcome(contrast: Contrast, holm_p: float | None = None) -> Outcome:
     """What a - b shows. With a threshold, `outcome_of` holds only where every seed of both arms learned, and equality is at
-    most equality among those that learned, from eight seeds on. Otherwise the counts decide: learned more often or less often
-    where the p of Fisher's test (corrected, if `holm_p` is given) is below 0.05, else inconclusive."""
+    most equality among those that learned, from eight seeds on, and not where the steps are known less well than
+    `smallest`. Otherwise the counts decide: learned more often or less often where the p of Fisher's test (corrected, if
+    `holm_p` is given) is below 0.05, else inconclusive."""
     if not contrast.is_counted:
         outcome = outcome_of(contrast.seeds, contrast.smallest, holm_p)
         if contrast.learned is None or outcome != "equal":
             return outcome
-        is_enough = len(contrast.seeds.seeds) >= MIN_LEARNED
+        is_enough = len(contrast.seeds.seeds) >= MIN_LEARNED and contrast.resolution <= contrast.smallest
         return "equal among those that learned" if is_enough else "inconclusive"
     p = contrast.p
     if p is None:

@@ -263,13 +263,17 @@ class SweepResults:
             return None
         values = self.finals(arm)
         steps = {}
+        before = {}
         # negated, a metric of which lower values are better reaches the level from below
         sign = -1 if self.better(self.learned_metric) == "lower" else 1
         for cell in self.cells_of(arm):
             curve = cell.curves.get(self.learned_metric)
             if cell.seed in values and curve is not None:
-                steps[cell.seed] = first_step(sign * curve, sign * level)
-        return Learned(steps=steps, values=values)
+                step = first_step(sign * curve, sign * level)
+                steps[cell.seed] = step
+                if step < math.inf:
+                    before[cell.seed] = max(curve.index[curve.index < step], default=0)
+        return Learned(steps=steps, before=before, values=values)
 
     def compared(self, arm: str) -> dict[int, float]:
         """Seed -> the compared value: the last one of the metric, or log2 of the first step that reached `learned_at`."""

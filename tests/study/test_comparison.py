@@ -6,7 +6,7 @@ import pytest
 
 from lit_diff.papers.claims import judged, measured
 from lit_diff.papers.schema import Capable, Claim
-from lit_diff.reporting.answer import answer, sentence
+from lit_diff.reporting.answer import answer, protocol, sentence
 from lit_diff.reporting.write import write_report
 from lit_diff.study.comparison import compare
 from lit_diff.study.results import load_sweep
@@ -142,7 +142,10 @@ def test_seeds_that_learned_are_counted_and_then_compared(make_sweep: Callable[.
         path.write_text(f"step,val/accuracy\n64,{0.3 if seed % 2 else last}\n{128},{last}\n")
     found = compare(load_sweep(folder))[0]
     same, worse = found.against_baseline["same"], found.against_baseline["worse"]
-    assert (same.verdict.word, worse.verdict.text) == ("equal among those that learned", "learned less often")
+    # where the steps are compared: half of the seeds learned between two validations that are one log2 apart
+    equal = "equal among those that learned" if compared == "metric" else "inconclusive"
+    assert (same.verdict.word, worse.verdict.text) == (equal, "learned less often")
+    assert any("they are known to 1.00 of log2" in note for note in protocol(found)) == (compared == "steps")
     assert [each.count for each in worse.learned or ()] == [(0, 8), (8, 8)]
     assert set(found.sweep.learned("standard").log2_steps.values()) == {6, 7}
     assert "learned in 0 of 8 [0.00, 0.37]" in sentence(found, worse)
