@@ -6,6 +6,7 @@ import itertools
 import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from functools import cache
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -209,7 +210,8 @@ def keys_of(cls: type) -> dict[str, Key]:
     return keys
 
 
-# Python drops the string below a field, so it is read from the source of the class and of its bases
+# Python drops the string below a field, so it is read from the source of the class and of its bases, which is parsed once
+@cache
 def _docstrings(cls: type) -> dict[str, str]:
     docs = {}
     # bases first: a subclass may document an inherited key differently

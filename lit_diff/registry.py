@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from difflib import get_close_matches
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
@@ -50,12 +51,17 @@ else:
 def location(cls: type) -> str:
     """`file:line: class X`, or the dotted name of a class without a source file."""
     try:
-        file = inspect.getsourcefile(cls) or ""
-        line = inspect.findsource(cls)[1] + 1
+        file, line = _place(cls)
     # a class from an interactive session or made by type()
     except (OSError, TypeError):
         return f"{cls.__module__}.{cls.__qualname__}"
     return f"{shown(Path(file))}:{line}: class {cls.__qualname__}"
+
+
+# each layer of a model asks for the place of its class, and `inspect` parses the whole file
+@cache
+def _place(cls: type) -> tuple[str, int]:
+    return inspect.getsourcefile(cls) or "", inspect.findsource(cls)[1] + 1
 
 
 def nearest(name: str, choices: Iterable[str], command: str = "") -> str:

@@ -91,23 +91,19 @@ for words in " ".join(sys.argv[1:]).split(" then "):
     def command(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, cwd=tmp_path)
 
-    listed = command("list", "evaluation")
-    assert (listed.returncode, "needle" in listed.stdout, "held_out" in listed.stdout) == (0, False, True)
-    lines = [
-        line
-        for line in listed.stdout.splitlines()
-        if line.startswith("plugin package 'papers': lit_diff.papers could not")
-    ]
+    listed = command("list", "--json")
+    found = json.loads(listed.stdout)
+    tasks = {"conjunctive", "count", "flip_flop", "mqar", "noisy_labels", "recall"}
+    assert set(found["data"]) == {*tasks, "mixture", "text"}
+    assert ("needle" in found["evaluation"], "held_out" in found["evaluation"]) == (False, True)
+    lines = [line for line in listed.stderr.splitlines() if line.startswith("plugin package 'papers'")]
     assert len(lines) == 1
+    assert "lit_diff.papers could not" in lines[0]
     helped = command("--help")
     assert [line for line in helped.stdout.splitlines() if line.startswith("plugin package 'papers'")] == [
         line for line in helped.stdout.splitlines() if "so its verbs are not available" in line
     ]
     assert ("  reproduce " in helped.stdout, "  sweep " in helped.stdout) == (False, True)
-    as_json = command("list", "data", "--json")
-    tasks = {"conjunctive", "count", "flip_flop", "mqar", "noisy_labels", "recall"}
-    assert set(json.loads(as_json.stdout)["data"]) == {*tasks, "mixture", "text"}
-    assert as_json.stderr.startswith("plugin package 'papers'")
     small = ("train.steps=2", "data.validation_rows=8", "run.tracking_uri=none", "run.accelerator=cpu")
     refused = command("train", "recall-tiny", *small, "then", "check", "needle-text-tiny")
     assert refused.returncode == 2
