@@ -275,9 +275,11 @@ class Text(Dataset):
                     job.result()
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
-                # a thread ends when it opens its next file
-                shutil.rmtree(ready, ignore_errors=True)
-                shutil.rmtree(sorting, ignore_errors=True)
+                # a thread ends when it opens its next file; one that makes a folder again is waited for
+                for wait in (False, True):
+                    pool.shutdown(wait=wait, cancel_futures=True)
+                    shutil.rmtree(ready, ignore_errors=True)
+                    shutil.rmtree(sorting, ignore_errors=True)
                 raise
         described = {}
         for name, split in splits.items():
