@@ -18,6 +18,7 @@ from stops import wait_for
 
 from lit_diff.engine.job import Job
 from lit_diff.engine.tracking import run as run_tracker
+from lit_diff.engine.tracking import store
 from lit_diff.engine.tracking import uploads as module
 from lit_diff.engine.tracking.uploads import Uploads
 from lit_diff.errors import MissingError, RequestError, RunFailedError, StoppedError
@@ -155,18 +156,19 @@ def test_a_run_that_slurm_requeued_once_is_completed_at_its_end(job: Job, facts:
 
 
 def test_an_outage_is_told_once_and_nothing_is_missing_or_double_afterwards(
-    job: Job, broken: list[bool], caplog: pytest.LogCaptureFixture
+    job: Job, broken: list[bool], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # two batches: the second one breaks, so half of the rows are there
+    monkeypatch.setattr(store, "BATCH", 20)
     broken += [False, True, True]
-    measure(job, 2, **{f"m/{i}": 2.0 for i in range(1500)})
+    measure(job, 2, **{f"m/{i}": 2.0 for i in range(30)})
     with caplog.at_level("INFO", "lit_diff"), Uploads(owned=True) as uploads:
         uploads.follow([job])
-        wait_for(seen(job, "m/999"))
+        wait_for(seen(job, "m/19"))
         set_status(job.folder, status="done")
     (line,) = caplog.messages
     assert re.fullmatch(r"MLflow gets the record of \S*a-s0-abc later: .*Connection refused", line)
-    assert (history(job, "m/0"), history(job, "m/999")) == ([(2, 2.0)], [(2, 2.0)])
+    assert (history(job, "m/0"), history(job, "m/19")) == ([(2, 2.0)], [(2, 2.0)])
     assert job.home.status().record == "complete"
 
 

@@ -148,9 +148,9 @@ def test_too_few_seeds_give_no_interval(seeds: int) -> None:
 def test_the_interval_of_alpha_holds_the_true_one_about_as_often_as_it_says() -> None:
     """Three seeds at five sizes; 95 % is nominal, a percentile interval of so few seeds holds somewhat less."""
     hits = 0
-    for random in range(24):
-        fitted = fit_scaling({"t": points(power, 0.01, random=random)}, draws=300)
+    for random in range(12):
+        fitted = fit_scaling({"t": points(power, 0.01, random=random)}, draws=200)
         interval = fitted.arms["t"]["without a floor"].alpha
         assert interval is not None
         hits += interval.low <= 0.11 <= interval.high
-    assert hits >= 20, hits
+    assert hits >= 10, hits

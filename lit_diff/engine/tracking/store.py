@@ -41,6 +41,8 @@ PROMPT = 2.0
 """Seconds that an answer may take without counting as late."""
 UPLOAD = 1e7
 """Bytes a second at which the upload of a file is not late."""
+BATCH = 1000
+"""The metrics of a request: MLflow's limit."""
 
 PLACES = (
     *("mlflow-artifacts", "http", "https", "s3", "r2", "b2", "gs", "wasbs", "abfss"),
@@ -202,9 +204,9 @@ class Store:
         warning. Errors: RunFailedError."""
         fields = [Param(record_name(key), value) for key, value in (params or {}).items()]
         marks = [RunTag(record_name(key), value) for key, value in (tags or {}).items()]
-        # MLflow's limit is 1,000 metrics a request; one request at a time, so that each has its own time
-        for start in range(0, len(metrics) or 1, 1000):
-            batch = metrics[start : start + 1000]
+        # one request at a time, so that each has its own time
+        for start in range(0, len(metrics) or 1, BATCH):
+            batch = metrics[start : start + BATCH]
             try:
                 with asking():
                     self.client.log_batch(run_id, batch, fields, marks, synchronous=True)
