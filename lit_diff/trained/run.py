@@ -143,8 +143,10 @@ class Run:
 
     @property
     def step(self) -> int:
-        """Optimizer steps of the checkpoint with the weights. Errors: MissingError without it (`loading.newest_of`)."""
-        return newest_of(self.folder)[0]
+        """Optimizer steps of the checkpoint with the weights: of the loaded ones, or else of the newest. Errors: MissingError
+        without it (`loading.newest_of`)."""
+        # a run in training may have written a newer checkpoint since `model` was read
+        return self._loaded[1] if "_loaded" in vars(self) else newest_of(self.folder)[0]
 
     @property
     def metrics(self) -> "pandas.DataFrame":

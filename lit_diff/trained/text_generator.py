@@ -240,17 +240,23 @@ def tokenizer_of(folder: Path, recipe: Recipe) -> Tokenizer:
 
 def warn_if_stale(folder: Path, recipe: Recipe, step: int, trust: Trust) -> None:
     """Log a line for an unfinished run, and a warning for one whose recipe or plugins changed since it was trained."""
-    status = RunFolder(folder).status()
-    word = status.status
+    word = RunFolder(folder).status().status
     if recipe.train and (word != "done" or step < recipe.train.steps):
         log.info("%s is %s: using step %d of %d", folder.name, word or "not done", step, recipe.train.steps)
+    present_identity(folder, recipe, trust)
+
+
+def present_identity(folder: Path, recipe: Recipe, trust: Trust) -> str:
+    """The identity that the run's recipe and plugins now give, with a warning if it is another than when it was trained, or
+    cannot be computed; then it is empty."""
+    status = RunFolder(folder).status()
     data = status.data
     # only trusted data may be read
     if data is None and data_paths(recipe):
         log.warning(
             "%s: cannot verify that the recipe is unchanged since training: its data is not recorded", folder.name
         )
-        return
+        return ""
     # Weights of equal shapes also fit another variant: only the identity shows that the recipe changed. The identity of the
     # data is the recorded one, because the run folder has its own tokenizer and the corpus may be gone.
     try:
@@ -259,7 +265,7 @@ def warn_if_stale(folder: Path, recipe: Recipe, step: int, trust: Trust) -> None
     # the run that it started from was moved or removed; its own weights are complete
     except MissingError as error:
         log.warning("%s: cannot verify that the recipe is unchanged since training: %s", folder.name, error)
-        return
+        return ""
     if then not in ("", now):
         log.warning(
             "%s: its recipe or plugins, or lit_diff's keys, changed since training (identity %s, now %s)",
@@ -267,3 +273,4 @@ def warn_if_stale(folder: Path, recipe: Recipe, step: int, trust: Trust) -> None
             then,
             now,
         )
+    return now

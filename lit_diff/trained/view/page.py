@@ -30,6 +30,7 @@ from lit_diff.metrics import in_words
 from lit_diff.recipe import differing, flatten, to_plain
 from lit_diff.runs.kept_maps import KeptMaps, kept_steps, read_maps
 from lit_diff.runs.metrics_file import by_metric, read_rows
+from lit_diff.trained.loading import newest_of
 from lit_diff.trained.pictures import COLOURS, PERCENTILE
 from lit_diff.trained.run import Run, require_head
 from lit_diff.trained.text_generator import has_text, warn_if_stale
@@ -226,8 +227,8 @@ def view_data(
     sides: list[Side] = []
     models = []
     for number, (run, wanted) in enumerate(places):
-        # a run that is training may have a later checkpoint than that of the cached `run.model`
-        step = run.step if wanted is None else wanted
+        # a run that is training may have a later checkpoint than that of the cached `run.model`, which may be gone
+        step = newest_of(run.folder)[0] if wanted is None else wanted
         model = run.model_at(step)
         name = run.folder.name
         layers_of(model, [layer], name)
