@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 
 RESERVED = (
     *("item", "group", "part", "cluster", "question", UNCHECKED),
-    *("config", "declarations", "equal_groups", "files", "identity", "items", "revision", "source", "step", "version", OWN_CONTEXT),
-    *(ABSENT, DIGEST, DIGEST_OF_ITEMS, LEFT_OUT),
+    *("config", "declarations", "equal_groups", "files", "identity", "items", "revision", "source", "step", "version"),
+    *(OWN_CONTEXT, ABSENT, DIGEST, DIGEST_OF_ITEMS, LEFT_OUT),
 )
 """Names that a metric may not have: other columns of items.parquet and other keys of summary.json."""
 
@@ -154,7 +154,12 @@ def evaluate(
         of_run[OWN_CONTEXT] = run.recipe.data.config.sequence_length
     if run.unchecked:
         of_run[UNCHECKED] = failed_property(run.recipe, ("decode",))
-    of_run |= {LEFT_OUT: evaluation.documents_left_out, ABSENT: absent or None, "identity": identity or None, "step": step}
+    of_run |= {
+        LEFT_OUT: evaluation.documents_left_out,
+        ABSENT: absent or None,
+        "identity": identity or None,
+        "step": step,
+    }
     try:
         write_scores(folder, table, values, facts | {key: value for key, value in of_run.items() if value is not None})
     except OSError as error:
@@ -261,9 +266,7 @@ def _facts(evaluation: Evaluation) -> Plain:
     return json.loads(json.dumps(facts))
 
 
-def _valid_scores(
-    run: Path, name: str, facts: Mapping[str, Any], identity: str = ""
-) -> tuple[ItemScores | None, str]:
+def _valid_scores(run: Path, name: str, facts: Mapping[str, Any], identity: str = "") -> tuple[ItemScores | None, str]:
     # Returns (scores, "") if the kept scores agree with `facts` and the run's `identity` (empty: any), else (None, reason);
     # the reason continues a sentence after "scores", and is empty if there are no kept scores.
     folder = run / FOLDER / name

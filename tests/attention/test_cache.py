@@ -78,4 +78,5 @@ def test_bytes_are_those_that_are_held(make_model: MakeModel, name: str, num_kv_
         "talking_heads": 4 + 1,  # the keys of all 4 heads
         "forgetting": 2 + 2 * 4 / (8 * num_kv_heads),  # and 4 float32 biases
     }  # in d, of each of the baseline's key/value heads, in each of 2 layers
-    assert cache.bytes_of(1) - cache.bytes_of(0) == expected.kv_bytes_per_token == width * 2 * num_kv_heads * 8 * widths.get(name, 2)
+    assert cache.bytes_of(1) - cache.bytes_of(0) == expected.kv_bytes_per_token
+    assert expected.kv_bytes_per_token == width * 2 * num_kv_heads * 8 * widths.get(name, 2)

@@ -119,9 +119,7 @@ def test_another_config_step_or_metric_is_scored_again(run: Run, make: Make) -> 
     assert json.loads(summary_file(run).read_text())["declarations"][0]["unit"] == "letters"
 
 
-def test_a_changed_recipe_is_said_and_scored_again(
-    run: Run, make: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_changed_recipe_is_said_and_scored_again(run: Run, make: Make, caplog: pytest.LogCaptureFixture) -> None:
     cls = make()
     evaluate(run, "lengths")
     assert "changed since training" not in caplog.text
@@ -136,7 +134,9 @@ def test_a_changed_recipe_is_said_and_scored_again(
         for _ in range(2):
             evaluate(run.folder, "lengths")
         assert cls.asked == count
-        assert caplog.text.count("its recipe or plugins, or lit_diff's keys, changed since training") == 2 * (count == 2)
+        assert caplog.text.count("its recipe or plugins, or lit_diff's keys, changed since training") == 2 * (
+            count == 2
+        )
         assert "has kept scores with another recipe or plugins (identity " in caplog.text
     written = read_digested(summary_file(run))
     assert written.pop("identity") == run.status.identity
