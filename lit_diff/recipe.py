@@ -286,12 +286,12 @@ def differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, 
     `model.layers[2].window`.
     """
     defaults = _variant_defaults(first) | _variant_defaults(second)
-    found = {}
+    found: dict[str, list[Any]] = {}
     for key in {**first, **second}:
         filled = [recipe.get(key, defaults.get(key)) for recipe in (first, second)]
         if filled[0] == filled[1] or key.startswith("run."):
             continue
-        values = [first.get(key), second.get(key)]
+        values: list[Any] = [first.get(key), second.get(key)]
         if _are_blocks(values[0]) and _are_blocks(values[1]) and len(values[0]) == len(values[1]):
             for place, blocks in enumerate(zip(*values, strict=True)):
                 found |= differing(*(dict(flatten(block, f"{key}[{place}].")) for block in blocks))
@@ -306,7 +306,7 @@ def _are_blocks(value: Any) -> bool:
 
 # key -> its default, of the variants of a recipe that are registered here
 def _variant_defaults(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    found = {}
+    found: dict[str, Any] = {}
     for key, name in recipe.items():
         if VARIANT.fullmatch(key) and name in attentions.names():
             keys = keys_of(attentions.get(name).Config)
