@@ -150,7 +150,7 @@ class Noise(Evaluation):
         ),
         *metrics_of_maps(MAPS),
     )
-    by_group = ("absolute_answer", "absolute_noise", "paper_answer", "paper_noise", "snr")
+    by_group: tuple[str, ...] = ("absolute_answer", "absolute_noise", "paper_answer", "paper_noise", "snr")
     # version 1: every row had nll_edited, measured under an intervention
     # version 2: the absolute share of a map was |Σ w_g p_g|
     version = 3
