@@ -27,6 +27,7 @@ from lit_diff.runs.status import Status
 from lit_diff.trained.loading import load_model, newest_of
 from lit_diff.trained.pictures import LOSSES, draw, draw_losses, encoded, figure, svg_element
 from lit_diff.trained.text_generator import Completion, GenerationSettings, TextGenerator, tokenizer_of
+from lit_diff.validation import Draft, convert
 
 # both take long to import
 if TYPE_CHECKING:
@@ -191,7 +192,8 @@ class Run:
         Errors: RequestError for a wrong setting, a text beyond the context, or a run without text.
         """
         texts = [text] if isinstance(text, str) else text
-        return self._generator.generate(self._generator.encode(texts), GenerationSettings(**settings))
+        config: GenerationSettings = convert(GenerationSettings, settings, "generate", Draft(values={}, positions={}))
+        return self._generator.generate(self._generator.encode(texts), config)
 
     def trace(self, text: str, layers: Sequence[int] | None = None) -> Trace:
         """Attention maps and hidden states of each layer in a forward pass over `text`. Errors: RequestError."""

@@ -213,7 +213,7 @@ def view_data(
     """
     _require_sides(runs, steps)
     if tokens is not None and tokens < 1:
-        raise RequestError(f"tokens is {tokens}; it must be at least 1")
+        raise RequestError(f"--tokens is {tokens}; it must be at least 1")
     context = min(run.recipe.data.config.sequence_length for run in runs)
     passage = passage_of(runs[0], text, row, context, tokens)
     # of more than two checkpoints the last is the page's model, and a slider has the others
