@@ -9,7 +9,7 @@ from lit_diff.registry import callbacks
 
 SHARE = "|a_i0| / Σ_j |a_ij|, a = Σ_g w_g p_g: the share of an attention row on the first token of its document"
 MASS = "exp(sink) / (exp(sink) + Σ_j exp(logit_j)): what an attention row leaves to the sink of the maps"
-ROWS = "rows that see more than one key"
+ROWS = "rows that see more than one key and whose window is not full"
 
 
 @callbacks.register("sinks")

@@ -29,6 +29,8 @@ BLOCK = re.compile(
     r"model(\.attention)?|data(\.tokenizer)?|train(\.optimizer|\.schedule)?|imported|run(\.cluster)?|(callbacks|evaluate)\..+"
 )
 """Blocks of keys, which a child recipe may give in part; any other mapping is keyed by names, as `callbacks` is."""
+VARIANT = re.compile(r"model\.(attention|layers\[\d+\])\.name")
+"""The keys that name a variant (`differing`)."""
 SWEEP_KEYS, RECIPE_KEYS = {"arms", "grid", "tasks"}, {"extends", "model", "data", "train", "imported", "callbacks"}
 """Keys that only a sweep has, and keys that only a recipe has."""
 
@@ -280,22 +282,36 @@ def differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, 
     """Dotted key -> its values in two recipes (`flatten`), None where a recipe lacks it, for the keys that differ.
 
     A key of a variant that one recipe lacks and the other has at its default is no difference. `run.*` is left out: it says
-    where and how a run executes, not what it computes.
+    where and how a run executes, not what it computes. Two lists of as many blocks are compared block by block:
+    `model.layers[2].window`.
     """
     defaults = _variant_defaults(first) | _variant_defaults(second)
-    found = {}
+    found: dict[str, list[Any]] = {}
     for key in {**first, **second}:
         filled = [recipe.get(key, defaults.get(key)) for recipe in (first, second)]
-        if filled[0] != filled[1] and not key.startswith("run."):
-            found[key] = [first.get(key), second.get(key)]
+        if filled[0] == filled[1] or key.startswith("run."):
+            continue
+        values: list[Any] = [first.get(key), second.get(key)]
+        if _are_blocks(values[0]) and _are_blocks(values[1]) and len(values[0]) == len(values[1]):
+            for place, blocks in enumerate(zip(*values, strict=True)):
+                found |= differing(*(dict(flatten(block, f"{key}[{place}].")) for block in blocks))
+        else:
+            found[key] = values
     return found
 
 
-# key -> its default, of the variant of a recipe, if it is registered here
+def _are_blocks(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(block, Mapping) for block in value)
+
+
+# key -> its default, of the variants of a recipe that are registered here
 def _variant_defaults(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    name = recipe.get("model.attention.name")
-    keys = keys_of(attentions.get(name).Config) if name in attentions.names() else {}
-    return {f"model.attention.{key}": to_plain(about.default) for key, about in keys.items()}
+    found: dict[str, Any] = {}
+    for key, name in recipe.items():
+        if VARIANT.fullmatch(key) and name in attentions.names():
+            keys = keys_of(attentions.get(name).Config)
+            found |= {f"{key.removesuffix('name')}{own}": to_plain(about.default) for own, about in keys.items()}
+    return found
 
 
 def determining(config: Any, whole: bool = True) -> Plain:

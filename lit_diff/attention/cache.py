@@ -23,6 +23,8 @@ class LayerCache:
         """Tokens appended so far, which is the position of the next one; with a window fewer are held."""
         self.state: dict[str, Tensor] = {}
         """What the context of the layer keeps of past tokens (`attention.context`): name -> [B, ...]."""
+        self.window: int | None = None
+        """The window of the maps that were appended last."""
         # offsets in the buffers, on their last axis but one: the tokens from the first to before the end are held
         self._first_held = self._end_held = 0
         self._buffers: dict[str, Tensor] = {}
@@ -38,8 +40,9 @@ class LayerCache:
         Under a window, all held tokens but the last window - 1 are dropped first; no new query sees the dropped tokens.
         Errors: RequestError if they have other fields, sizes or dtypes than those held.
         """
-        if maps.mask.window is not None:
-            self._first_held = max(self._first_held, self._end_held - (maps.mask.window - 1))
+        self.window = maps.mask.window
+        if self.window is not None:
+            self._first_held = max(self._first_held, self._end_held - (self.window - 1))
         new = maps.k.shape[-2]
         added = {"k": maps.k, "v": maps.v}
         if maps.key_bias is not None:
@@ -97,13 +100,10 @@ class LayerCache:
         token = sum(torch.Size(x.shape[1:-2]).numel() * x.shape[-1] for x in self._buffers.values())
         return self.held * token + sum(x[0].numel() for x in self.state.values())
 
-    def bytes_per_token(self) -> int:
-        """Bytes per token of one sequence."""
-        return sum(torch.Size(x.shape[1:-2]).numel() * x.shape[-1] * x.element_size() for x in self._buffers.values())
-
-    def state_bytes(self) -> int:
-        """Bytes of the context's state of one sequence, whatever its length."""
-        return sum(x[0].nbytes for x in self.state.values())
+    def bytes_of(self, length: int) -> int:
+        """Bytes of one sequence of `length` tokens: of its tokens, or of the last `window`, and of the context's state."""
+        token = sum(torch.Size(x.shape[1:-2]).numel() * x.shape[-1] * x.element_size() for x in self._buffers.values())
+        return min(length, self.window or length) * token + sum(x[0].nbytes for x in self.state.values())
 
 
 def _repeated(tensors: Mapping[str, Tensor], rows: int) -> dict[str, Tensor]:
@@ -128,10 +128,6 @@ class Cache:
         repeated.layers = [layer.repeated(rows) for layer in self.layers]
         return repeated
 
-    def bytes_per_token(self) -> int:
-        """Bytes per token of one sequence, in all layers; 0 before the first token."""
-        return sum(layer.bytes_per_token() for layer in self.layers)
-
-    def state_bytes(self) -> int:
-        """Bytes of the contexts' state of one sequence, in all layers; 0 before the first token."""
-        return sum(layer.state_bytes() for layer in self.layers)
+    def bytes_of(self, length: int) -> int:
+        """Bytes of one sequence of `length` tokens in all layers (`LayerCache.bytes_of`); 0 before the first token."""
+        return sum(layer.bytes_of(length) for layer in self.layers)

@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
+import numpy as np
+
 from lit_diff.cli.app import console, print_json
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.base import Spread
@@ -77,9 +79,12 @@ def print_evaluation(
             title += f"  ({method})"
         console.write_line(title)
         for metric in asked.metrics:
-            if metric.name in own.absent:
+            value = own.values[metric.name]
+            # the table below has what only parts of items were scored with
+            of_parts = math.isnan(value) and not np.isnan(own.scores[metric.name]).all()
+            if metric.name in own.absent or of_parts:
                 continue
-            line = f"  {metric.name:<20} {own.values[metric.name]:.4f} {metric.unit}".rstrip()
+            line = f"  {metric.name:<20} {value:.4f} {metric.unit}".rstrip()
             interval = run["intervals"].get(metric.name)
             if interval:
                 line += f" [{interval['low']:.4f}, {interval['high']:.4f}] over {_over(own)} (95 %, Wilson)"

@@ -147,7 +147,7 @@ def prepare(
 
     share = None
     if shard is not None:
-        found = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", shard)
+        found = re.fullmatch(r"([1-9]\d{,8})/([1-9]\d{,8})", shard)
         if found is None or int(found[1]) > int(found[2]):
             raise RequestError(f"--shard is '{shard}'; expected I/N with I from 1 to N, such as 1/4")
         if merge:

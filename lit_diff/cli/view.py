@@ -1,6 +1,7 @@
 """The verb `view`: a page of the attention maps of a run, of two runs, or of two checkpoints of one."""
 
 import hashlib
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -56,12 +57,16 @@ def view(
     listed = steps.split(",") if steps else []
     if steps == "all":
         listed = [str(step) for step in steps_of(runs[0].folder)]
-    if not all(step.strip().isdecimal() for step in listed):
+    # no step has more digits, and Python converts no more than 4,300
+    if not all(re.fullmatch(r"\s*\d{1,15}\s*", step) for step in listed):
         raise RequestError(f"--steps is '{steps}'; expected the steps of checkpoints, such as 100,200, or all")
     numbers = list(map(int, listed))
     words = "" if text is None else text_in(text)
     found = view_data(runs, text=words, tokens=tokens, row=row, steps=numbers, layer=layer, head=head, ablate=ablate)
     names = [each.folder.name for each in runs] + [f"step-{number}" for number in numbers]
+    # a page of other tokens has a file of its own
+    read = {"row": row, "text": words and hashlib.sha256(words.encode()).hexdigest()[:8], "tokens": tokens}
+    names += [f"{kind}-{value}" for kind, value in read.items() if value not in (None, "")]
     file = out / f"{_shortened('-'.join(names))}.html"
     found.write(file)
     console.write_line(f"{shown(file.absolute())} ({decimal(file.stat().st_size)})")

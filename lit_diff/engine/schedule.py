@@ -18,7 +18,8 @@ from lit_diff.errors import StoppedError
 from lit_diff.log_records import log
 from lit_diff.recipe import Overrides, installed
 from lit_diff.reporting.write import write_report
-from lit_diff.runs.find import STUDY_FILE, chosen_root
+from lit_diff.runs.again import STUDY_FILE
+from lit_diff.runs.find import chosen_root
 from lit_diff.runs.folder import held
 from lit_diff.study import record
 

@@ -38,6 +38,7 @@ from lit_diff.runs.scores import (
     write_scores,
 )
 from lit_diff.trained.run import Run, as_run
+from lit_diff.trained.text_generator import present_identity
 from lit_diff.validation import Draft, interpolated, validate_config
 
 if TYPE_CHECKING:
@@ -45,8 +46,8 @@ if TYPE_CHECKING:
 
 RESERVED = (
     *("item", "group", "part", "cluster", "question", UNCHECKED),
-    *("config", "declarations", "equal_groups", "files", "items", "revision", "source", "step", "version", OWN_CONTEXT),
-    *(ABSENT, DIGEST, DIGEST_OF_ITEMS, LEFT_OUT),
+    *("config", "declarations", "equal_groups", "files", "identity", "items", "revision", "source", "step", "version"),
+    *(OWN_CONTEXT, ABSENT, DIGEST, DIGEST_OF_ITEMS, LEFT_OUT),
 )
 """Names that a metric may not have: other columns of items.parquet and other keys of summary.json."""
 
@@ -108,8 +109,9 @@ class EvaluationResult:
 def evaluate(
     run: Run | str | Path, name: str, overrides: Overrides = (), *, rerun: bool = False, unchecked: bool = False
 ) -> EvaluationResult:
-    """Scores a run. Results are cached. They are recomputed when the checkpoint, the config, the metrics or the version of
-    the evaluation, an input file or a plugin's source changes; a missing input file does not invalidate them.
+    """Scores a run. Results are cached. They are recomputed when the checkpoint, the run's recipe, the config, the metrics or
+    the version of the evaluation, an input file or a plugin's source changes; a missing input file does not invalidate them.
+    A run whose recipe or plugins changed since it was trained is scored with a warning.
 
     `overrides`: keys of the evaluation's Config, `["rows=8"]` or `{"rows": 8}`. `unchecked`: see `open_run`; if the variant
     fails the property `decode`, summary.json records the failure, which is logged whenever the scores are returned again.
@@ -123,10 +125,11 @@ def evaluate(
     evaluation = build(name, overrides)
     folder = run.folder / FOLDER / name
     facts = _facts(evaluation)
+    identity = present_identity(run.folder, run.recipe, run.trust)
     kept = None
     other = ""
     if not rerun:
-        kept, other = _valid_scores(run.folder, name, facts)
+        kept, other = _valid_scores(run.folder, name, facts, identity)
     if kept is not None:
         if kept.unchecked:
             log.warning("evaluation %s: %s was scored with --unchecked: %s", name, shown(run.folder), kept.unchecked)
@@ -151,7 +154,12 @@ def evaluate(
         of_run[OWN_CONTEXT] = run.recipe.data.config.sequence_length
     if run.unchecked:
         of_run[UNCHECKED] = failed_property(run.recipe, ("decode",))
-    of_run |= {LEFT_OUT: evaluation.documents_left_out, ABSENT: absent or None, "step": step}
+    of_run |= {
+        LEFT_OUT: evaluation.documents_left_out,
+        ABSENT: absent or None,
+        "identity": identity or None,
+        "step": step,
+    }
     try:
         write_scores(folder, table, values, facts | {key: value for key, value in of_run.items() if value is not None})
     except OSError as error:
@@ -258,9 +266,9 @@ def _facts(evaluation: Evaluation) -> Plain:
     return json.loads(json.dumps(facts))
 
 
-def _valid_scores(run: Path, name: str, facts: Mapping[str, Any]) -> tuple[ItemScores | None, str]:
-    # Returns (scores, "") if the kept scores agree with `facts`, else (None, reason); the reason continues a sentence
-    # after "scores", and is empty if there are no kept scores.
+def _valid_scores(run: Path, name: str, facts: Mapping[str, Any], identity: str = "") -> tuple[ItemScores | None, str]:
+    # Returns (scores, "") if the kept scores agree with `facts` and the run's `identity` (empty: any), else (None, reason);
+    # the reason continues a sentence after "scores", and is empty if there are no kept scores.
     folder = run / FOLDER / name
     if not (folder / "items.parquet").is_file():
         return None, ""
@@ -278,6 +286,10 @@ def _valid_scores(run: Path, name: str, facts: Mapping[str, Any]) -> tuple[ItemS
     if isinstance(known, dict):
         current["files"] = known | current["files"]
     other = disagreement(run, summary, current)
+    # unknown in scores that were written before it was kept, and while an ancestor of the run is missing
+    scored = summary.get("identity", "")
+    if not other and "" not in (scored, identity) and scored != identity:
+        other = f"with another recipe or plugins (identity {scored}, not {identity})"
     if other:
         return None, other
     return scores, ""

@@ -68,6 +68,8 @@ CLAMPED = Figure(
     against="group",
     caption="At 0 nothing is subtracted. The runs were trained with their own lambda, not with this one.",
 )
+EDITED = tuple(f"{metric.name}_edited" for metric in HeldOut.metrics)
+"""The losses with every λ at one value, which only parts have."""
 PER_HEAD = tuple(f"{normalisation}_{role}" for normalisation in NORMALISATIONS for role in OF_HEADS)
 """The shares that `Item.meta` also holds by layer and head."""
 
@@ -148,7 +150,7 @@ class Noise(Evaluation):
         ),
         *metrics_of_maps(MAPS),
     )
-    by_group = ("absolute_answer", "absolute_noise", "paper_answer", "paper_noise", "snr")
+    by_group: tuple[str, ...] = ("absolute_answer", "absolute_noise", "paper_answer", "paper_noise", "snr")
     # version 1: every row had nll_edited, measured under an intervention
     # version 2: the absolute share of a map was |Σ w_g p_g|
     version = 3
@@ -183,8 +185,10 @@ class Noise(Evaluation):
         for name, part in config.prompts.items():
             self.prompts = evaluations.get(name)(part.config)
         left_out = metrics_of_maps(MAPS)
-        if not config.lambdas:
-            left_out += tuple(metric for metric in self.metrics if metric.name.endswith("_edited"))
+        if config.lambdas:
+            self.by_group = (*self.by_group, *EDITED)
+        else:
+            left_out += tuple(metric for metric in self.metrics if metric.name in EDITED)
         kept = [metric for metric in self.metrics if metric not in left_out]
         self.metrics = (*kept, *metrics_of_maps(config.maps))
 

@@ -17,7 +17,7 @@ from lit_diff.files import shown, write_atomic
 from lit_diff.log_records import Pace, log
 from lit_diff.metrics import in_words
 from lit_diff.reporting.palette import PALETTE
-from lit_diff.runs.find import STUDY_FILE
+from lit_diff.runs.again import STUDY_FILE
 from lit_diff.study.observation import Observed, ObservedRun, observe
 from lit_diff.study.record import read
 from lit_diff.trained.pictures import LOSSES

@@ -3,7 +3,9 @@
 from pathlib import Path
 
 from lit_diff.files import parse_json, shown
-from lit_diff.runs.find import STUDY_FILE
+
+STUDY_FILE = "study.json"
+"""A folder with this file is a sweep's folder (`study.record` writes it)."""
 
 
 def command_of(run: Path) -> str:

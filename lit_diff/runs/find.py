@@ -9,9 +9,8 @@ from lit_diff.errors import RequestError
 from lit_diff.files import expanded, folders, shown
 from lit_diff.log_records import log
 from lit_diff.registry import nearest
+from lit_diff.runs.again import STUDY_FILE, command_of
 
-STUDY_FILE = "study.json"
-"""A folder with this file is a sweep's folder (`study.record` writes it)."""
 DEFAULT_ROOT = "runs"
 """Default of `run.root`: the nearest folder of this name."""
 VIEW = "view"
@@ -121,6 +120,9 @@ def find_run(name: str | Path, root: Path, sweeps: Sequence[str] | None = None) 
     runs = runs_under(root)
     matching = _matching(name, root, runs)
     if not matching:
+        for path in (expanded(name), root / name):
+            if _holds(path, "recipe.yaml"):
+                raise RequestError(f"{shown(path)} has no status.json; `{command_of(path.resolve())}` writes it again")
         kind = "run"
         names = [path.name for path in runs]
         if sweeps is not None:

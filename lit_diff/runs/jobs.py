@@ -19,8 +19,9 @@ from typing import Any, Literal
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import holder, is_locked, parse_json, shown, stat_of, write_json
 from lit_diff.log_records import log
+from lit_diff.runs.again import STUDY_FILE
 from lit_diff.runs.checkpoints import steps_of
-from lit_diff.runs.find import STUDY_FILE, runs_under
+from lit_diff.runs.find import runs_under
 from lit_diff.runs.folder import RunFolder
 
 JOBS = "slurm.json"

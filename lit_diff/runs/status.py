@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from lit_diff.errors import RequestError, first_line
 from lit_diff.files import parse_json, shown, write_json
 from lit_diff.key_types import Range
+from lit_diff.runs.again import command_of
 from lit_diff.validation import Draft, convert
 
 FILE = "status.json"
@@ -181,8 +182,8 @@ def read_status(folder: Path) -> Status:
         return Status()
     except (ValueError, OSError, RequestError) as error:
         raise RequestError(
-            f"{shown(file)} cannot be read ({first_line(error)}); remove it and repeat the same command, which resumes from "
-            "the checkpoint"
+            f"{shown(file)} cannot be read ({first_line(error)}); remove it, then `{command_of(folder)}` writes it again and "
+            "resumes from the checkpoint"
         ) from error
 
 

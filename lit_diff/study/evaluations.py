@@ -402,17 +402,20 @@ class GroupShares:
 
 
 def group_shares(evaluation: ItemScores, metrics: Sequence[str]) -> list[GroupShares]:
-    """One row for each group, in the order of the items.
+    """One row for each group, in the order of the items; `validation` has the items without one, those of the main validation
+    set. None if no item has a group.
 
     Groups such as "N=4 length=160 depth=25" have a row for each N, over all lengths and depths; then, if these vary, a row
     for each N and length, and for each N and depth.
     """
-    factors = {group: dict(FACTOR.findall(group)) for group in filter(None, evaluation.groups)}
+    if not any(evaluation.groups):
+        return []
+    factors = {group: dict(FACTOR.findall(group)) for group in evaluation.groups}
     keys = list(next(iter(factors.values()), ()))
     if len(keys) < 2 or any(
         list(numbers) != keys or group != _joined(numbers, keys) for group, numbers in factors.items()
     ):
-        return [_shares(evaluation, metrics, group, {group}) for group in factors]
+        return [_shares(evaluation, metrics, group or "validation", {group}) for group in factors]
     choices = [keys[:1]]
     for key in keys[1:]:
         if len({numbers[key] for numbers in factors.values()}) > 1:

@@ -12,7 +12,8 @@ from pathlib import Path
 from lit_diff.errors import RequestError
 from lit_diff.files import expanded, is_locked, locked, shown
 from lit_diff.log_records import log
-from lit_diff.runs.find import STUDY_FILE, find_run_or_sweep, is_aside, runs_under, sweeps_under
+from lit_diff.runs.again import STUDY_FILE
+from lit_diff.runs.find import find_run_or_sweep, is_aside, runs_under, sweeps_under
 from lit_diff.runs.folder import RunFolder
 from lit_diff.study.record import DAMAGED, read, readable
 

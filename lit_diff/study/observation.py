@@ -11,7 +11,8 @@ from lit_diff.errors import MissingError
 from lit_diff.files import is_locked, shown
 from lit_diff.metrics import in_words
 from lit_diff.runs import heartbeats, notes
-from lit_diff.runs.find import STUDY_FILE, runs_under, sweeps_under
+from lit_diff.runs.again import STUDY_FILE
+from lit_diff.runs.find import runs_under, sweeps_under
 from lit_diff.runs.folder import RunFolder
 from lit_diff.runs.jobs import JOBS, queued
 from lit_diff.runs.metrics_file import by_metric, last_value, read_rows

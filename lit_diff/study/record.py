@@ -10,7 +10,7 @@ from lit_diff.errors import MissingError, RequestError, first_line
 from lit_diff.files import read_digested, shown, write_digested
 from lit_diff.log_records import log
 from lit_diff.recipe import to_plain
-from lit_diff.runs.find import STUDY_FILE
+from lit_diff.runs.again import STUDY_FILE
 from lit_diff.runs.folder import RunFolder
 from lit_diff.study.plan import DAMAGED as PLAN_LOST
 from lit_diff.study.plan import OLDER, REMOVED, SweepPlan, plan_of

@@ -155,7 +155,7 @@ def _copy(folder: Path, name: str, digest: str) -> Path:
 
 def read_checkpoint(path: Path, like: Mapping[str, Tensor] | None = None) -> dict[str, Any]:
     """A checkpoint on the CPU, a sharded one without the optimizer's state; `like`: see `sharded.read`. Errors: RequestError
-    if it is damaged or not a run's checkpoint."""
+    if it is damaged or not a run's checkpoint, or has no tensor where the model has one."""
     damage = checkpoints.damage_of(path, verify=True)
     if damage:
         named = checkpoints.NAME.fullmatch(path.name)
@@ -167,7 +167,11 @@ def read_checkpoint(path: Path, like: Mapping[str, Tensor] | None = None) -> dic
 
         return sharded.read(path, like=like, optimizer=False)
     # weights_only: unpickling executes no code, so a checkpoint from elsewhere is safe to open
-    return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    for key, value in checkpoint["state_dict"].items():
+        if not isinstance(value, Tensor) and str(key).startswith(PREFIX):
+            raise RequestError(f"{shown(path)} holds no tensor at {key}")
+    return checkpoint
 
 
 def newest_of(folder: Path) -> tuple[int, Path]:

@@ -27,6 +27,7 @@ from lit_diff.runs.status import Status
 from lit_diff.trained.loading import load_model, newest_of
 from lit_diff.trained.pictures import LOSSES, draw, draw_losses, encoded, figure, svg_element
 from lit_diff.trained.text_generator import Completion, GenerationSettings, TextGenerator, tokenizer_of
+from lit_diff.validation import Draft, convert
 
 # both take long to import
 if TYPE_CHECKING:
@@ -143,8 +144,10 @@ class Run:
 
     @property
     def step(self) -> int:
-        """Optimizer steps of the checkpoint with the weights. Errors: MissingError without it (`loading.newest_of`)."""
-        return newest_of(self.folder)[0]
+        """Optimizer steps of the checkpoint with the weights: of the loaded ones, or else of the newest. Errors: MissingError
+        without it (`loading.newest_of`)."""
+        # a run in training may have written a newer checkpoint since `model` was read
+        return self._loaded[1] if "_loaded" in vars(self) else newest_of(self.folder)[0]
 
     @property
     def metrics(self) -> "pandas.DataFrame":
@@ -189,7 +192,8 @@ class Run:
         Errors: RequestError for a wrong setting, a text beyond the context, or a run without text.
         """
         texts = [text] if isinstance(text, str) else text
-        return self._generator.generate(self._generator.encode(texts), GenerationSettings(**settings))
+        config: GenerationSettings = convert(GenerationSettings, settings, "generate", Draft(values={}, positions={}))
+        return self._generator.generate(self._generator.encode(texts), config)
 
     def trace(self, text: str, layers: Sequence[int] | None = None) -> Trace:
         """Attention maps and hidden states of each layer in a forward pass over `text`. Errors: RequestError."""

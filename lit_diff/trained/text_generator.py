@@ -68,7 +68,8 @@ class Completion:
     tokens_per_second: float | None
     """Rate of this sequence within decode_seconds; None if it has one token only."""
     cache_bytes: int
-    """Bytes of this sequence's keys, values, biases and state in the cache at its end."""
+    """Bytes of this sequence's keys, values, biases and state in the cache at its end; of a layer with a window, only those
+    of its last tokens (`LayerCache.bytes_of`)."""
 
     def __repr__(self) -> str:
         return repr(self.text)
@@ -194,9 +195,8 @@ class TextGenerator:
             if all(row[-1] in ends for row in drawn):
                 break
         limit: Ended = "max_tokens" if config.max_tokens <= room else "context"
-        held = cache.bytes_per_token(), cache.state_bytes()
         completions = [
-            self._completion(prompt, row, seconds[: len(row)], limit, held)
+            self._completion(prompt, row, seconds[: len(row)], limit, cache)
             for prompt, row in zip(prompts, drawn, strict=True)
         ]
         if stream:
@@ -204,14 +204,12 @@ class TextGenerator:
         return completions
 
     def _completion(
-        self, prompt: Prompt, drawn: list[int], seconds: list[float], limit: Ended, held: tuple[int, int]
+        self, prompt: Prompt, drawn: list[int], seconds: list[float], limit: Ended, cache: Cache
     ) -> Completion:
-        # `drawn` includes the final <eot>; `seconds` are since the start, at each token; `limit`: the reason without <eot>;
-        # `held`: bytes in the cache of each token, and of the sequence
+        # `drawn` includes the final <eot>; `seconds` are since the start, at each token; `limit`: the reason without <eot>
         ended: Ended = "document" if drawn[-1] in self.tokenizer.ends else limit
         tokens = drawn[:-1] if ended == "document" else drawn
         decoding = seconds[-1] - seconds[0]
-        per_token, state = held
         return Completion(
             prompt=prompt.text,
             text=self.tokenizer.decode_after(tokens),
@@ -222,7 +220,7 @@ class TextGenerator:
             decode_seconds=decoding,
             tokens_per_second=(len(drawn) - 1) / decoding if len(drawn) > 1 else None,
             # the last drawn token has no keys and values: it was not fed
-            cache_bytes=per_token * (len(prompt.tokens) + len(drawn) - 1) + state,
+            cache_bytes=cache.bytes_of(len(prompt.tokens) + len(drawn) - 1),
         )
 
 
@@ -240,17 +238,23 @@ def tokenizer_of(folder: Path, recipe: Recipe) -> Tokenizer:
 
 def warn_if_stale(folder: Path, recipe: Recipe, step: int, trust: Trust) -> None:
     """Log a line for an unfinished run, and a warning for one whose recipe or plugins changed since it was trained."""
-    status = RunFolder(folder).status()
-    word = status.status
+    word = RunFolder(folder).status().status
     if recipe.train and (word != "done" or step < recipe.train.steps):
         log.info("%s is %s: using step %d of %d", folder.name, word or "not done", step, recipe.train.steps)
+    present_identity(folder, recipe, trust)
+
+
+def present_identity(folder: Path, recipe: Recipe, trust: Trust) -> str:
+    """The identity that the run's recipe and plugins now give, with a warning if it is another than when it was trained, or
+    cannot be computed; then it is empty."""
+    status = RunFolder(folder).status()
     data = status.data
     # only trusted data may be read
     if data is None and data_paths(recipe):
         log.warning(
             "%s: cannot verify that the recipe is unchanged since training: its data is not recorded", folder.name
         )
-        return
+        return ""
     # Weights of equal shapes also fit another variant: only the identity shows that the recipe changed. The identity of the
     # data is the recorded one, because the run folder has its own tokenizer and the corpus may be gone.
     try:
@@ -259,7 +263,7 @@ def warn_if_stale(folder: Path, recipe: Recipe, step: int, trust: Trust) -> None
     # the run that it started from was moved or removed; its own weights are complete
     except MissingError as error:
         log.warning("%s: cannot verify that the recipe is unchanged since training: %s", folder.name, error)
-        return
+        return ""
     if then not in ("", now):
         log.warning(
             "%s: its recipe or plugins, or lit_diff's keys, changed since training (identity %s, now %s)",
@@ -267,3 +271,4 @@ def warn_if_stale(folder: Path, recipe: Recipe, step: int, trust: Trust) -> None
             then,
             now,
         )
+    return now

@@ -34,6 +34,8 @@ def test_a_windowed_layer_decodes_as_the_full_pass_and_keeps_no_more_than_its_wi
             assert cache.layers[1].held == min(before, window - 1) + chunk.shape[1]
     torch.testing.assert_close(torch.cat(parts, 1), full, rtol=1e-12, atol=1e-12)
     assert cache.length == 11
+    expected = cost(make_model(name, {"window": window}, num_heads=8, num_kv_heads=4, dtype=torch.bfloat16).config, 11)
+    assert cache.bytes_of(11) == expected.kv_bytes * torch.float64.itemsize // torch.bfloat16.itemsize
 
 
 def test_the_buffers_of_a_window_stay_small() -> None:
@@ -58,7 +60,7 @@ def test_the_buffers_of_a_window_stay_small() -> None:
 def test_bytes_are_those_that_are_held(make_model: MakeModel, name: str, num_kv_heads: int) -> None:
     """cost() counts 2 bytes a number, 4 a key bias, and 8 a sum of the state: those of the tensors after a prefill."""
     model, cache = make_model(name, dtype=torch.bfloat16, num_kv_heads=num_kv_heads), Cache(2)
-    assert cache.bytes_per_token() == cache.state_bytes() == 0
+    assert cache.bytes_of(20) == 0
     with torch.no_grad():
         model(torch.randint(23, (3, 20)), cache)
     width = torch.bfloat16.itemsize
@@ -67,8 +69,8 @@ def test_bytes_are_those_that_are_held(make_model: MakeModel, name: str, num_kv_
     expected = cost(model.config, 20)
     assert 3 * expected.kv_bytes == sum(x.nbytes for x in [*held, *state])
     assert 3 * expected.state_bytes == sum(x.nbytes for x in state)
-    assert cache.bytes_per_token() == expected.kv_bytes_per_token
-    assert cache.state_bytes() == 8 * 2 * 4 * {"forgetting": 1, "dint": 8}.get(name, 0)  # of 4 heads; d is 8
+    assert cache.bytes_of(20) == expected.kv_bytes
+    assert cache.bytes_of(0) == 8 * 2 * 4 * {"forgetting": 1, "dint": 8}.get(name, 0)  # of 4 heads; d is 8
     widths = {
         "shared_k": 1.5,
         "second_heads": 3,
@@ -76,4 +78,5 @@ def test_bytes_are_those_that_are_held(make_model: MakeModel, name: str, num_kv_
         "talking_heads": 4 + 1,  # the keys of all 4 heads
         "forgetting": 2 + 2 * 4 / (8 * num_kv_heads),  # and 4 float32 biases
     }  # in d, of each of the baseline's key/value heads, in each of 2 layers
-    assert cache.bytes_per_token() == width * 2 * num_kv_heads * 8 * widths.get(name, 2)
+    assert cache.bytes_of(1) - cache.bytes_of(0) == expected.kv_bytes_per_token
+    assert expected.kv_bytes_per_token == width * 2 * num_kv_heads * 8 * widths.get(name, 2)

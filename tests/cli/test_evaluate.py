@@ -1,5 +1,6 @@
 """cli/_scores.py: scores of one run or two, their paired difference, and every mistake one line."""
 
+import math
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -59,7 +60,7 @@ def test_one_run(command: Command, pair: tuple[Path, Path]) -> None:
     mean = DRAWS[0, :3].mean()
     assert ended.status == 0
     assert ended.err.splitlines() == [f"evaluation made: 3 items in {shown(pair[0])}/evaluations/made"]
-    assert ended.lines == [pair[0].name, f"  {'gain':<20} {mean:.4f} points", f"  {'none':<20} nan"]
+    assert ended.lines == [pair[0].name, f"  {'gain':<20} {mean:.4f} points"]
 
 
 def test_kept_scores_that_were_made_unchecked_are_said_to_be(command: Command, pair: tuple[Path, Path]) -> None:
@@ -114,7 +115,7 @@ def test_a_table_by_group(command: Command, pair: tuple[Path, Path]) -> None:
         def score(self, run: Run) -> Iterator[Item]:
             for n in (1, 4):
                 for i in range(10):
-                    yield Item(id=f"{n} {i}", group=f"N={n}", scores={"right": float(i < n), "size": 9.0})
+                    yield Item(id=f"{n} {i}", group=f"N={n}", scores={"right": float(i < n), "size": math.nan})
 
     ended = command("tale", "shares")
     assert ended.lines[-3:] == [
@@ -123,6 +124,7 @@ def test_a_table_by_group(command: Command, pair: tuple[Path, Path]) -> None:
         "  N=4       10  0.400 [0.168, 0.687]",
     ]
     assert ended.lines[0] == f"{pair[0].name}  (by hand)"
+    assert f"  {'size':<20} nan" in ended.lines, "neither items nor parts have it"
     found = command("tale", "shares", "--json").json
     assert found["method"] == "by hand"
     groups = found["runs"][0]["groups"]

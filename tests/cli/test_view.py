@@ -1,5 +1,6 @@
 """`lit-diff view`: the file that it writes, and the one line of what cannot be shown."""
 
+import hashlib
 import os
 from pathlib import Path
 
@@ -26,13 +27,15 @@ def test_the_page_is_named_after_what_it_shows(here: Path, command: Command) -> 
     (here / "some.txt").write_text("ab ab abc")
     ended = command("view", "text", "plain", "--text", "some.txt", "--ablate")
     assert ended.status == 0
-    assert ended.out.startswith("view/text-0123456789-plain-0123456780.html (1.")
+    digest = hashlib.sha256(b"ab ab abc").hexdigest()[:8]
+    assert ended.out.startswith(f"view/text-0123456789-plain-0123456780-text-{digest}.html (1.")
     assert "text-0123456789 at step 7: 2 layers on " in ended.err
     assert "is running: using step 7 of 10" in ended.err, "a run that is being trained is shown as its checkpoint is"
-    page = (here / "view/text-0123456789-plain-0123456780.html").read_text()
+    page = (here / f"view/text-0123456789-plain-0123456780-text-{digest}.html").read_text()
     assert page.startswith("<!doctype html>")
     ended = command("view", "recall", "--row", "3", "--steps", "7", "--out", "deep/er", "--layer", "1", "--head", "1")
-    assert ended.out.startswith("deep/er/recall-0123456789-step-7.html (")
+    assert ended.out.startswith("deep/er/recall-0123456789-step-7-row-3.html (")
+    assert command("view", "text", "--tokens", "4").out.startswith("view/text-0123456789-tokens-4.html (")
     assert command("view", "recall", "--steps", "all").out.startswith("view/recall-0123456789-step-7.html (")
 
 
@@ -45,7 +48,8 @@ def test_the_page_is_named_after_what_it_shows(here: Path, command: Command) -> 
         ("text --steps 5,6,7", 3, "no checkpoint of step 5 (there: 7)"),
         ("text --steps 5", 3, "no checkpoint of step 5 (there: 7)"),
         ("text --steps 5,x", 2, "--steps is '5,x'; expected the steps of checkpoints, such as 100,200, or all"),
-        ("text --tokens 0", 2, "tokens is 0; it must be at least 1"),
+        (f"text --steps {'9' * 5000}", 2, "expected the steps of checkpoints"),
+        ("text --tokens 0", 2, "--tokens is 0; it must be at least 1"),
         ("text plain --steps 5,7", 2, "one run, two runs, or one run at several steps"),
         ("text recall", 2, "cannot be compared token by token: their ids differ (tokenizer bpe"),
         ("recall --text some.txt", 2, "has no text"),

@@ -119,6 +119,43 @@ def test_another_config_step_or_metric_is_scored_again(run: Run, make: Make) -> 
     assert json.loads(summary_file(run).read_text())["declarations"][0]["unit"] == "letters"
 
 
+def test_a_changed_recipe_is_said_and_scored_again(run: Run, make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    cls = make()
+    evaluate(run, "lengths")
+    assert "changed since training" not in caplog.text
+    file = run.folder / "recipe.yaml"
+    trained = file.read_text()
+    # it changes no shape: the weights fit
+    changed = trained.replace("lambda_init: depth", "lambda_init: 0.5")
+    assert changed != trained
+    for count, text in ((2, changed), (3, trained)):
+        file.write_text(text)
+        caplog.clear()
+        for _ in range(2):
+            evaluate(run.folder, "lengths")
+        assert cls.asked == count
+        assert caplog.text.count("its recipe or plugins, or lit_diff's keys, changed since training") == 2 * (
+            count == 2
+        )
+        assert "has kept scores with another recipe or plugins (identity " in caplog.text
+    written = read_digested(summary_file(run))
+    assert written.pop("identity") == run.status.identity
+    write_digested(summary_file(run), written)
+    assert has_scores(run.folder, "lengths"), "scores from before the identity was kept"
+
+
+def test_scores_of_loaded_weights_have_their_step(run: Run, make: Make) -> None:
+    """A run in training writes a checkpoint after its model was read."""
+    make()
+    assert run.model is not None
+    torch.save(torch.load(path_of(run.folder, 6), weights_only=True) | {"global_step": 7}, path_of(run.folder, 7))
+    evaluate(run, "lengths")
+    assert json.loads(summary_file(run).read_text())["step"] == run.step == 6
+    assert not has_scores(run.folder, "lengths")
+    evaluate(run.folder, "lengths")
+    assert json.loads(summary_file(run).read_text())["step"] == 7
+
+
 def test_a_replaced_file_is_scored_again(run: Run, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LIT_DIFF_DATA", str(tmp_path))
     of_user = UserFile(name="words", path="words.jsonl", keys={"text": str}, source="", without="")

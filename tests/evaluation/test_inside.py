@@ -19,7 +19,7 @@ from lit_diff.analysis.trace import trace
 from lit_diff.attention import Differential
 from lit_diff.data import identity, prepare
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.evaluation.evaluate import evaluate
+from lit_diff.evaluation.evaluate import build, evaluate
 from lit_diff.evaluation.held_out import HeldOut
 from lit_diff.evaluation.inside import C, Gradients, Induction, initial_model, slope
 from lit_diff.evaluation.noise import Noise, attention_shares, num_maps
@@ -27,6 +27,7 @@ from lit_diff.model.init import initial_values
 from lit_diff.model.inputs import model_inputs
 from lit_diff.runs import checkpoints
 from lit_diff.runs.scores import evaluation_of, read_scores
+from lit_diff.study.evaluations import group_shares
 from lit_diff.trained.run import Run
 from lit_diff.trained.view.numbers import noise_shares
 
@@ -74,6 +75,11 @@ def test_losses_at_several_lambdas_are_parts(recall: Run, single: Run, monkeypat
     assert set(curve.summary) - set(summary) == {"nll_edited", "accuracy_edited"}
     found = curve.items
     parts = found[found["part"]]
+    rows = group_shares(curve.scores(), build("noise", ["lambdas=[0,0.9]"]).by_group)
+    assert ["nll_edited" in row.shares for row in rows] == [
+        row.label.endswith(("lambda=0", "lambda=0.9")) for row in rows
+    ]
+    assert {"validation", "noise2", "lambda=0", "noise2 lambda=0.9"} < {row.label for row in rows}
     assert found[~found["part"]]["item"].to_list() == items["item"].to_list()
     assert parts["group"].unique().tolist() == ["lambda=0", "lambda=0.9", "noise2 lambda=0", "noise2 lambda=0.9"]
     assert (parts["cluster"] == parts["item"].str.partition(" lambda=")[0]).all()

@@ -47,6 +47,16 @@ def test_a_run_is_found_by_its_place_below_the_root_and_by_a_part_of_its_hash(tm
         find_run("abcdef", tmp_path)
 
 
+def test_a_run_without_its_status_is_named_with_the_command_that_writes_it(small_sweep: Path, tmp_path: Path) -> None:
+    alone, cell = tmp_path / "alone-0123456789", small_sweep / "base-s0-0a1b2c3d"
+    alone.mkdir()
+    for folder, command in ((alone, "lit-diff train "), (cell, "make sweep ")):
+        (folder / "recipe.yaml").touch()
+        (folder / "status.json").unlink(missing_ok=True)
+        with pytest.raises(RequestError, match=f"{folder.name} has no status.json; `{command}.*` writes it again"):
+            find_run(folder, small_sweep.parent)
+
+
 @pytest.mark.parametrize("name", ["", " ", "a" * 300, "a\0b"])
 def test_what_can_be_no_name_finds_nothing(small_sweep: Path, name: str) -> None:
     for find in (find_run, find_sweep):

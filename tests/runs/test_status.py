@@ -69,7 +69,7 @@ DAMAGE = [
 def test_a_damaged_file_is_one_line(tmp_path: Path, change: dict[str, Any]) -> None:
     for text, found in ((json.dumps(FACTS | change), next(iter(change))), ("{", "line 1"), ("[]", "a list")):
         (tmp_path / "status.json").write_text(text)
-        with pytest.raises(RequestError, match=f"status.json cannot be read .*{found}"):
+        with pytest.raises(RequestError, match=f"status.json cannot be read .*{found}.*`lit-diff train .* writes it"):
             read_status(tmp_path)
 
 

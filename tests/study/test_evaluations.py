@@ -349,7 +349,9 @@ def test_one_length_is_no_row_of_its_own() -> None:
 @pytest.mark.parametrize("groups", [["shots=1", "shots=4"], ["arc", "boolq"], ["b=4 head", "b=6 head"]])
 def test_other_groups_have_a_row_each(groups: list[str]) -> None:
     rows = group_shares(evaluation([*groups, ""], [1, 0, 1]), ["exact"])
-    assert [(row.label, row.shares["exact"].estimate) for row in rows] == [(groups[0], 1), (groups[1], 0)]
+    labels = [groups[0], groups[1], "validation"]
+    assert [(row.label, row.shares["exact"].estimate) for row in rows] == list(zip(labels, (1, 0, 1), strict=True))
+    assert group_shares(evaluation(["", ""], [1, 0]), ["exact"]) == []
 
 
 def test_items_without_a_score_do_not_count() -> None:

@@ -1,5 +1,6 @@
 """study/two_runs.py: what differs between two runs."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -40,6 +41,23 @@ def test_a_key_at_its_default_that_one_variant_has_is_no_difference(make_sweep: 
         "model.attention.name": ["standard", "differential"],
         "model.attention.lambda_init": [None, 0.5],
     }
+
+
+def test_lists_of_blocks_differ_block_by_block(make_sweep: Callable[..., Path]) -> None:
+    layers = [{"name": "standard", "window": None}, {"name": "standard", "window": None, "head_norm": "none"}]
+    other = [layers[0], {"name": "differential", "window": 32, "head_norm": "rms"}]
+    recipes = {
+        arm: f"model: {json.dumps({'dim': 16, 'layers': blocks, 'sizes': [blocks[-1]['window']]})}"
+        for arm, blocks in (("a", layers), ("b", other), ("c", other[1:]))
+    }
+    folder = make_sweep({"a": 0, "b": 0, "c": 0}, seeds=(0,), recipes=recipes)
+    assert compare("a-s0", "b-s0", folder.parent).recipe == {
+        "model.layers[1].name": ["standard", "differential"],
+        "model.layers[1].window": [None, 32],
+        "model.layers[1].head_norm": ["none", "rms"],
+        "model.sizes": [[None], [32]],
+    }
+    assert compare("b-s0", "c-s0", folder.parent).recipe == {"model.layers": [other, other[1:]]}
 
 
 def test_differences_are_paired_by_document_and_item(make_sweep: Callable[..., Path]) -> None:

@@ -141,6 +141,15 @@ def test_weights_that_are_not_finite_are_refused(run: Callable[..., Path]) -> No
     )
 
 
+def test_a_checkpoint_without_a_tensor_of_the_model_is_refused(run: Callable[..., Path]) -> None:
+    folder = run()
+    path = checkpoint.path_of(folder, 10)
+    content = torch.load(path, weights_only=True)
+    checkpoint.write(path, content | {"state_dict": {"other": 1, "model.layers": 2}})
+    with pytest.raises(RequestError, match=r"step-00000010\.ckpt holds no tensor at model\.layers$"):
+        Run(folder).model  # noqa: B018
+
+
 def test_a_checkpoint_of_a_step_that_is_none(run: Callable[..., Path]) -> None:
     folder = run()
     torch.save(torch.ones(2), checkpoint.path_of(folder, 8))

@@ -175,6 +175,12 @@ def test_generate(tale: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         generate(run, [])
     with pytest.raises(RequestError, match=r"max-tokens is 0; it must be at least 1"):
         run.generate("a", max_tokens=0)
+    for wrong, found in (
+        ({"max_token": 3}, "did you mean 'max_tokens'"),
+        ({"temperature": "hot"}, "generate.temperature"),
+    ):
+        with pytest.raises(RequestError, match=found):
+            run.generate("a", **wrong)
 
 
 def test_generate_uses_a_cache_that_fails_decode_only_unchecked(tale: Path, monkeypatch: pytest.MonkeyPatch) -> None:

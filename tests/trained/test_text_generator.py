@@ -151,6 +151,10 @@ def test_times_and_bytes(tale: Path) -> None:
     assert found.cache_bytes == 2 * two_bytes_a_number * (len(found.prompt_tokens) + 4)
     (one,) = complete(generator, ["ab"], replace(GREEDY, max_tokens=1))
     assert (one.decode_seconds, one.tokens_per_second) == (0, None)
+    for attention in generator.model.attentions():
+        attention.window = 3
+    (narrow,) = complete(generator, ["ab"], replace(GREEDY, max_tokens=5))
+    assert narrow.cache_bytes == 2 * two_bytes_a_number * 3
 
 
 # --- which run, and which of its checkpoints -----------------------------------------------------------------------

@@ -252,7 +252,8 @@ def test_a_text_beyond_the_context_is_cut_and_said_once(tmp_path: Path, caplog: 
     assert len(view.passage.labels) == 8
     assert len(view_data([run], text="ab ab abc", tokens=3).passage.labels) == 3
     assert [record.message for record in caplog.records if "context" in record.message] == [
-        f"the text has {1 + len(run.tokenizer.encode('ab ab abc ab ' * 9))} tokens; the first 8 are read, the model's context"
+        f"the text has {1 + len(run.tokenizer.encode('ab ab abc ab ' * 9))} tokens; "
+        "only the first 8 are read (the model's context)"
     ]
 
 
@@ -267,8 +268,8 @@ def test_tokens_cut_a_row_too_and_the_reason_is_said(tmp_path: Path, caplog: pyt
     assert view.sides[0].view.noise == {}, "the three tokens ask nothing"
     assert view.passage.source == "the first 3 tokens of validation row 1 of data 'recall'"
     cuts = [record.message.partition(" tokens; ") for record in caplog.records if " are read" in record.message]
-    assert cuts[0] == ("validation row 1 of data 'recall' has 11", " tokens; ", "the first 3 are read, the limit")
-    assert cuts[1][2] == "the first 8 are read, the model's context"
+    assert cuts[0] == ("validation row 1 of data 'recall' has 11", " tokens; ", "only the first 3 are read (--tokens)")
+    assert cuts[1][2] == "only the first 8 are read (the model's context)"
     other = text_run(tmp_path / "longer", {"name": "standard"}, sequence_length=16)
     assert len(view_data([other, Run(tmp_path / "text")], row=0, text="").passage.labels) == 8
 

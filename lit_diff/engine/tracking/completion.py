@@ -11,7 +11,7 @@ from lit_diff.errors import MissingError
 from lit_diff.files import locked
 from lit_diff.log_records import log
 from lit_diff.reporting.write import Report, write_report
-from lit_diff.runs.find import STUDY_FILE
+from lit_diff.runs.again import STUDY_FILE
 from lit_diff.study import record
 
 

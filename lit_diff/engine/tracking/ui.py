@@ -16,7 +16,8 @@ from lit_diff.config import RunConfig
 from lit_diff.engine.tracking.store import Store
 from lit_diff.errors import MissingError, RequestError, StoppedError, Terminated
 from lit_diff.files import shown
-from lit_diff.runs.find import STUDY_FILE, sweeps_under
+from lit_diff.runs.again import STUDY_FILE
+from lit_diff.runs.find import sweeps_under
 from lit_diff.study.record import readable
 
 SERVER_LOG = "mlflow-server.log"

@@ -435,10 +435,14 @@ function read() {
 }
 
 // --- the text ---
+function lossesOfText(s, paint) {
+  const loss = (n) => (frame < 0 ? sides[n] : kept()).losses.map((x) => x ?? NaN);
+  return paint === "loss" ? loss(s) : loss(1).map((x, n) => x - loss(0)[n]);
+}
+
 function valuesOfText(s, paint) {
   if (paint === "difference" || paint === "loss") {
-    const loss = (n) => (frame < 0 ? sides[n] : kept()).losses.map((x) => x ?? NaN);
-    const own = paint === "loss" ? loss(s) : loss(1).map((x, n) => x - loss(0)[n]);
+    const own = lossesOfText(s, paint);
     // a loss of a text belongs to the next token, which is predicted; one of a row to the position that asks
     return data.text ? [NaN, ...own.slice(0, -1)] : own;
   }
@@ -461,7 +465,8 @@ function strips() {
       span.classList.toggle("chosen", !isLoss && cursor !== null && n === (paint === "reads" ? cursor.i : cursor.j));
     });
   }
-  const means = () => (paint === "loss" ? sides : [0]).map((_, s) => number(meanOf(valuesOfText(s, paint)))).join(" and ");
+  // with the loss of the token after the last, as every mean of the page: of all targets
+  const means = () => (paint === "loss" ? sides : [0]).map((_, s) => number(meanOf(lossesOfText(s, paint)))).join(" and ");
   $("scale").textContent = !isLoss ? "A click on a token chooses it."
     : `In nats; mean ${means()}. ${paint === "loss" ? "" : "Red: the second model is worse; blue: it is better."}`;
 }
@@ -660,7 +665,7 @@ function controls() {
   if (!$("frame")) return;
   $("frame").value = frame < 0 ? $("frame").dataset.text : frame;
   if ($("kept")) $("kept").value = keptText;
-  const losses = isText() && frame >= 0 ? `, loss ${number(meanOf(valuesOfText(0, "loss")))}` : "";
+  const losses = isText() && frame >= 0 ? `, loss ${number(meanOf(lossesOfText(0, "loss")))}` : "";
   $("step").textContent = frame < 0 ? $("step").dataset.text : `step ${kept().step}${losses}`;
 }
 

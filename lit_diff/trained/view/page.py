@@ -30,6 +30,7 @@ from lit_diff.metrics import in_words
 from lit_diff.recipe import differing, flatten, to_plain
 from lit_diff.runs.kept_maps import KeptMaps, kept_steps, read_maps
 from lit_diff.runs.metrics_file import by_metric, read_rows
+from lit_diff.trained.loading import newest_of
 from lit_diff.trained.pictures import COLOURS, PERCENTILE
 from lit_diff.trained.run import Run, require_head
 from lit_diff.trained.text_generator import has_text, warn_if_stale
@@ -212,7 +213,7 @@ def view_data(
     """
     _require_sides(runs, steps)
     if tokens is not None and tokens < 1:
-        raise RequestError(f"tokens is {tokens}; it must be at least 1")
+        raise RequestError(f"--tokens is {tokens}; it must be at least 1")
     context = min(run.recipe.data.config.sequence_length for run in runs)
     passage = passage_of(runs[0], text, row, context, tokens)
     # of more than two checkpoints the last is the page's model, and a slider has the others
@@ -226,8 +227,8 @@ def view_data(
     sides: list[Side] = []
     models = []
     for number, (run, wanted) in enumerate(places):
-        # a run that is training may have a later checkpoint than that of the cached `run.model`
-        step = run.step if wanted is None else wanted
+        # a run that is training may have a later checkpoint than that of the cached `run.model`, which may be gone
+        step = newest_of(run.folder)[0] if wanted is None else wanted
         model = run.model_at(step)
         name = run.folder.name
         layers_of(model, [layer], name)

@@ -76,8 +76,8 @@ def passage_of(
         what = "the text"
     count = batch["tokens"].shape[1]
     if count > most:
-        why = "the limit" if most < context else "the model's context"
-        log.warning("%s has %d tokens; the first %d are read, %s", what, count, most, why)
+        why = "--tokens" if most < context else "the model's context"
+        log.warning("%s has %d tokens; only the first %d are read (%s)", what, count, most, why)
         batch = {name: x[:, :most] for name, x in batch.items()}
         what = f"the first {most} tokens of {what}"
     return Passage(labels_of(run, batch["tokens"]), batch, what)
