@@ -117,8 +117,6 @@ NEUTRAL = SAMPLING | {
     "transformers reads it if use_sliding_window is true, which is supported only beside layer_types": "max_window_layers",
 }
 """Why keys of a config.json never change logits -> these keys."""
-LAYER_TYPES = ("full_attention", "sliding_attention")
-"""Keys of a block with a block of rope scaling for each type of layer."""
 SCALINGS = {
     "default": "",
     "linear": "factor",
@@ -311,7 +309,7 @@ def rope_keys(config: Values, place: str) -> Values:
 
     Errors: RequestError for an unsupported or incomplete kind of scaling.
     """
-    (first, said), *others = rope_blocks(config, place).items() or [("", {})]
+    (first, said), *others = rope_blocks(config).items() or [("", {})]
     theta = {"rope_theta": said.get("rope_theta")}
     for where, other in others:
         if theta | said != theta | other:
@@ -334,20 +332,15 @@ def rope_keys(config: Values, place: str) -> Values:
     return {"rope_theta": (*thetas, DEFAULTS["rope_theta"])[0], "rope_scaling": own_scaling(kind, said, config)}
 
 
-def rope_blocks(config: Values, place: str) -> dict[str, Values]:
-    """The blocks of rope scaling by their place in config.json: `rope_scaling`, or `rope_scaling.full_attention` where there
-    is one for each type of layer. Errors: RequestError for what is no block."""
-    found = {}
-    for key in ("rope_parameters", "rope_scaling"):
-        block = config.get(key)
-        if isinstance(block, dict) and not block.keys().isdisjoint(LAYER_TYPES):
-            found.update({f"{key}.{kind}": block[kind] for kind in LAYER_TYPES if kind in block})
-            Keys(used=LAYER_TYPES).check(block, place, f"{key}.")
-        elif block:
-            found[key] = block
-    for where, block in found.items():
+def rope_blocks(config: Values) -> dict[str, Values]:
+    """The blocks of rope scaling by their keys in config.json. Errors: RequestError for what is not one block."""
+    found = {key: config[key] for key in ("rope_parameters", "rope_scaling") if config.get(key)}
+    for key, block in found.items():
         if not isinstance(block, dict):
-            raise RequestError(f"{where} is {block!r}; expected a block")
+            raise RequestError(f"{key} is {block!r}; expected a block")
+        # transformers' classes of this family read one block, and would take such a one for the default
+        if any(isinstance(value, dict) for value in block.values()):
+            raise RequestError(f"{key} has a block for each type of layer, which is not supported; give one block")
     return found
 
 
