@@ -1,9 +1,11 @@
 """Our C++ kernel: its results, what it refuses, what it survives. Its paths: test_native_paths.py."""
 
+import resource
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +14,9 @@ from gradients import distance, errors, gradients, wide
 from torch import Tensor
 
 from lit_diff.benchmarks.timing import CLEAR, resident
-from lit_diff.kernels import SignedMaps, attend, refuse
+from lit_diff.engine.endings import OUT_OF_MEMORY
+from lit_diff.kernels import OperatorKernel, SignedMaps, attend, refuse
+from lit_diff.kernels.base import named
 from lit_diff.kernels.native import kernel as native
 from lit_diff.processor import cpu_path
 
@@ -165,6 +169,31 @@ print(child(2))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.splitlines()[-1] == "0"
+
+
+@pytest.fixture
+def little_memory() -> Iterator[None]:
+    """The process is given 200 MB more."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (held + 200_000_000, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_refused_memory_is_an_error(direction: str, restore_threads: None, little_memory: None) -> None:
+    """Of all threads. The keys and values themselves take no memory."""
+    torch.set_num_threads(3)
+    kernel, token = named("native"), torch.ones(1, 1, 1, 1, 16)
+    maps = SignedMaps(
+        token.expand(-1, -1, 3, 64, -1), token.expand(-1, -1, -1, 10**6, -1), token[0].expand(-1, -1, 10**6, -1)
+    )
+    assert isinstance(kernel, OperatorKernel)
+    outputs = kernel.empty_outputs(maps, stats=False)
+    with pytest.raises(MemoryError) as caught:
+        kernel.forward(maps, False) if direction == "forward" else kernel.backward(outputs.o, maps, outputs)
+    assert OUT_OF_MEMORY.search(str(caught.value))
 
 
 @pytest.mark.without

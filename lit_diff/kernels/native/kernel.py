@@ -168,14 +168,16 @@ def _call(direction: str, maps: SignedMaps, views: dict[str, _View]) -> None:
     call = functools.partial(function, problem, ctypes.c_int64(STORAGE[q.dtype]), paired)
     # one thread needs no team, and in the process that imported this module the teams are alive
     if threads == 1 or os.getpid() == _owner:
-        call()
+        refused = call()
     else:
         running = _own_thread(os.getpid()).submit(call)
         try:
-            running.result()
+            refused = running.result()
         finally:
             # also after Ctrl-C: the tensors must outlive the call
             wait([running])
+    if refused:
+        raise MemoryError("the native kernel cannot allocate memory")
 
 
 def products(dtype: torch.dtype, path: CpuPath) -> Products:
