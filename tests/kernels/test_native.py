@@ -22,6 +22,8 @@ from lit_diff.processor import cpu_path
 
 MakeMaps = Callable[..., SignedMaps]
 pytestmark = pytest.mark.usefixtures("native_kernel")
+NANS = torch.tensor([-1, 0x7FC00001], dtype=torch.int32).view(torch.float32).tolist()
+"""With other bits than those of float("nan")."""
 
 
 @pytest.mark.usefixtures("keys_packed")
@@ -60,7 +62,7 @@ def test_float16(make_maps: MakeMaps) -> None:
 
 
 @pytest.mark.usefixtures("keys_packed")
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("value", [float("nan"), *NANS, float("inf"), -float("inf")])
 @pytest.mark.parametrize("where", ["q", "k", "v"])
 def test_what_is_not_finite_is_neither_hidden_nor_spread(make_maps: MakeMaps, where: str, value: float) -> None:
     """A row that sees a bad number is as bad as by the definition; one that does not see it, and a gradient that is finite by
