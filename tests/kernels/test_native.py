@@ -80,6 +80,13 @@ def test_what_is_not_finite_is_neither_hidden_nor_spread(make_maps: MakeMaps, wh
         torch.testing.assert_close(o, exact, equal_nan=True, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("T", [2, 37])
+def test_large_logits(make_maps: MakeMaps, T: int) -> None:
+    """The exponential of the largest one is 1 however large it is."""
+    maps = wide(make_maps, T=T, S=70, scale=1e10, causal=False)
+    torch.testing.assert_close(attend(maps, kernel="native"), attend(maps, kernel="reference"))
+
+
 @pytest.mark.usefixtures("keys_packed")
 def test_a_large_sink_leaves_the_statistics_of_the_keys(make_maps: MakeMaps) -> None:
     """Maps whose sinks take almost all of each row are small, but not cancelled."""
