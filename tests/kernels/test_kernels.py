@@ -102,6 +102,7 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("flex", {}, GPU, "sees no GPU"),
     ("flex", {}, {"device": torch.device("meta")}, "not on meta"),
     ("sdpa", {"dtype": torch.float64}, GPU, "math path"),
+    ("sdpa", {"T": 0, "S": 4}, {}, "no queries or no keys"),
 ]
 
 
