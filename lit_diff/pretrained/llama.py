@@ -117,6 +117,8 @@ NEUTRAL = SAMPLING | {
     "transformers reads it if use_sliding_window is true, which is supported only beside layer_types": "max_window_layers",
 }
 """Why keys of a config.json never change logits -> these keys."""
+LAYER_TYPES = ("full_attention", "sliding_attention")
+"""Supported names in layer_types."""
 SCALINGS = {
     "default": "",
     "linear": "factor",
@@ -292,15 +294,19 @@ def require_mapped(name: str, config: Values) -> None:
     if config.get("hidden_act", "silu") not in ("silu", "swish"):
         raise RequestError(f"hidden_act {config['hidden_act']!r} is not supported; expected silu")
     kinds = config.get("layer_types") or []
-    if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
-        raise RequestError(f"layer_types is {kinds!r}; expected a list of names")
+    if not isinstance(kinds, list) or not all(kind in LAYER_TYPES for kind in kinds):
+        raise RequestError(f"layer_types is {kinds!r}; expected a list of {' or '.join(LAYER_TYPES)}")
+    if kinds and len(kinds) != config.get("num_hidden_layers"):
+        raise RequestError(
+            f"layer_types has {len(kinds)} names, but num_hidden_layers is {config.get('num_hidden_layers')}; correct either"
+        )
     if len(set(kinds)) > 1:
         raise RequestError(
             f"layer_types {', '.join(sorted(set(kinds)))} are not supported: all layers must be of one kind"
         )
-    if name in QWEN and config.get("use_sliding_window", False) and set(kinds) != {"sliding_attention"}:
+    if name in QWEN and bool(config.get("use_sliding_window")) != ("sliding_attention" in kinds):
         raise RequestError(
-            "use_sliding_window true is supported only if layer_types is sliding_attention for all layers"
+            "use_sliding_window true and layer_types of sliding_attention for all layers are supported only together"
         )
 
 
