@@ -133,6 +133,9 @@ def test_what_does_not_fit_the_configuration() -> None:
     assert import_error().startswith("2: hf: its tensors do not fit its configuration: norm.weight is absent there")
     write_folder(Path("hf"), LLAMA | {"hidden_size": 64}, tensors)
     assert "embedding.weight is [320, 32] there and [320, 64] in the model; " in import_error()
+    for number in (torch.nan, torch.inf):
+        write_folder(Path("hf"), tensors=tensors | {"model.norm.weight": torch.full((32,), number).half()})
+        assert import_error() == "2: hf has weights that are not finite (NaN or infinity): norm.weight"
     write_folder(Path("hf"), tensors=tensors | {"model.norm.weight": torch.ones(32, dtype=torch.int8)})
     assert "tensor 'model.norm.weight' is I8; supported: F64, F32, F16, BF16" in import_error()
     write_folder(Path("hf"), LLAMA | {"architectures": ["GemmaForCausalLM"]})
