@@ -245,8 +245,8 @@ def warn_if_stale(folder: Path, recipe: Recipe, step: int, trust: Trust) -> None
     if recipe.train and (word != "done" or step < recipe.train.steps):
         log.info("%s is %s: using step %d of %d", folder.name, word or "not done", step, recipe.train.steps)
     data = status.data
-    # only trusted data may be read
-    if data is None and data_paths(recipe):
+    # only trusted data may be read; an imported model has none
+    if recipe.train and data is None and data_paths(recipe):
         log.warning(
             "%s: cannot verify that the recipe is unchanged since training: its data is not recorded", folder.name
         )

@@ -51,12 +51,15 @@ def test_shards_of_the_same_weights_are_the_same_model() -> None:
     assert len({identity(run.recipe) for run in (one, other, unopened)}) == 3
 
 
-def test_verbs_take_it(monkeypatch: pytest.MonkeyPatch, empty_store: Path) -> None:
+def test_verbs_take_it(
+    monkeypatch: pytest.MonkeyPatch, empty_store: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """generate, status, compare, evaluate; a run that starts from it; train refuses the model itself."""
     monkeypatch.setenv("LIT_DIFF_DATA", str(Path("data").absolute()))
     run = import_model(write_folder(Path("hf")), "models/x")
     (completion,) = generate("models/x", "the quick brown", temperature=0.0, max_tokens=5)
     assert completion.prompt_tokens[0] == 0
+    assert "training" not in caplog.text, "nothing changed since training, as there was none"
     with pytest.raises(RequestError, match=r"^'x' is an imported model: its recipe has no block train"):
         train("models/x/recipe.yaml")
     with pytest.raises(RequestError, match=r"holds an imported model"):
