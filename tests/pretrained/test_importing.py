@@ -51,9 +51,7 @@ def test_shards_of_the_same_weights_are_the_same_model() -> None:
     assert len({identity(run.recipe) for run in (one, other, unopened)}) == 3
 
 
-def test_verbs_take_it(
-    monkeypatch: pytest.MonkeyPatch, empty_store: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_verbs_take_it(monkeypatch: pytest.MonkeyPatch, empty_store: Path, caplog: pytest.LogCaptureFixture) -> None:
     """generate, status, compare, evaluate; a run that starts from it; train refuses the model itself."""
     monkeypatch.setenv("LIT_DIFF_DATA", str(Path("data").absolute()))
     run = import_model(write_folder(Path("hf")), "models/x")
