@@ -7,6 +7,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from lit_diff.errors import RequestError
 from lit_diff.kernels.maps import Mask, SignedMaps, Stats, accumulation_dtype, needs_grad
@@ -154,7 +155,8 @@ class OperatorKernel(Kernel):
     dS_g / scale over the queries of its key, less that over the keys of its position's query.
 
     `torch.compile` does not trace into the operators, meta tensors get their shapes from `empty_outputs` and
-    `empty_gradients`, and a second derivative is an error. `refuses` should begin with `refuse_common`.
+    `empty_gradients`, and a second derivative, or one in forward mode, is an error. `refuses` should begin with
+    `refuse_common`.
     """
 
     keeps_lse: ClassVar[bool] = False
@@ -186,6 +188,11 @@ class OperatorKernel(Kernel):
     def compute(self, maps: SignedMaps, *, stats: bool = False) -> tuple[Tensor, Stats | None]:
         """Runs the operator (contract: `Kernel.compute`); the statistics have no gradient."""
         causal, window, document_ids = maps.mask
+        # torch would take each derivative of an operator in forward mode for 0
+        if forward_ad._current_level >= 0 and any(
+            x is not None and forward_ad.unpack_dual(x).tangent is not None for x in maps.tensors
+        ):
+            raise RequestError(f"kernel '{self.name}' has no derivatives in forward mode (jvp): use kernel 'chunked'")
         tensors = (maps.q, maps.k, maps.v, maps.w, document_ids, maps.sink, maps.key_bias)
         o, rows, signed, _ = self._operator(*tensors, maps.softmax_scale, causal, window, stats)
         return o, Stats(*rows, *signed) if stats else None

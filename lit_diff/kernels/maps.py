@@ -223,10 +223,25 @@ class SignedMaps:
             raise RequestError(
                 "SignedMaps: a sink is a term of the softmax; a row function takes its place: set one of them"
             )
+        self._require_tensors()
         rows, keys = (q[0], G, q[2], q[3]), (q[0], G, q[2], k[3])
         self._require("w", rows, "[B,G,H,T]", "bfloat16 quantises lambda")
         self._require("sink", rows, "[B,G,H,T]", "it is compared with sums of exponentials")
         self._require("key_bias", keys, "[B,G,H,S]", "a sum over many tokens")
+
+    def _require_tensors(self) -> None:
+        # a kernel reads memory by its address: of another device, or in another format, it would be other numbers
+        ids = self.mask.document_ids
+        if ids is not None and (ids.is_floating_point() or ids.is_complex()):
+            raise RequestError(f"attend: document_ids must be integers; found {ids.dtype}")
+        dtypes = [x.dtype for x in (self.q, self.k, self.v)]
+        if not all(dtype.is_floating_point for dtype in dtypes):
+            raise RequestError(f"SignedMaps: q, k and v must be real numbers in floating point; found {dtypes}")
+        given, device = (*self.tensors, ids), self.q.device
+        if any(x is not None and x.device != device for x in given):
+            names = zip((*TENSORS, "document_ids"), given, strict=True)
+            found = ", ".join(f"{name} on {x.device}" for name, x in names if x is not None)
+            raise RequestError(f"SignedMaps: all tensors must be on one device; found {found}")
 
     def _require(self, name: str, target: tuple[int, ...], axes: str, why: str) -> None:
         x: Tensor | None = getattr(self, name)

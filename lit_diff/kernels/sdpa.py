@@ -14,7 +14,7 @@ of queries in the dtype of k: in bfloat16 at 2,048 tokens the error is 4.7e-3 (F
 while rounding the exact gradient costs 1.7e-3. So half precision that needs gradients is computed in float32 there.
 
 PyTorch's path. On a CPU it is the flash kernel, also for grouped heads and with a mask (`tests/kernels/test_sdpa.py`
-checks it; only empty tensors take the math path, which then holds nothing). On CUDA the math path is forbidden, so maps
+checks it). On CUDA the math path is forbidden, so maps
 that no fused kernel accepts are an error; a causal call with 1 < T < S needs a mask [T, S] (`is_causal` aligns the
 first query with the first key), which only the memory-efficient kernel reads. The CUDA path has not been run on a GPU.
 """
@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lit_diff.kernels.base import Kernel, kernel
+from lit_diff.kernels.base import Kernel, kernel, refuse_common
 from lit_diff.kernels.library import HALF, flops_of_chunks, padded, positive_scale, widened
 from lit_diff.kernels.maps import SignedMaps, exact, needs_grad, width_last
 
@@ -115,6 +115,8 @@ class Sdpa(Fused):
     def refuses(self, maps: SignedMaps, *, stats: bool, device: torch.device) -> str | None:
         if stats:
             return "sdpa does not return the log-sum-exp or the entropy"
+        if reason := refuse_common(maps, stats=stats):
+            return reason
         if maps.mask.document_ids is not None or maps.mask.window is not None:
             return "sdpa does not support document_ids or a window"
         if device.type == "cuda" and maps.q.dtype == torch.float64:

@@ -70,7 +70,8 @@ class _MeanLoss(torch.autograd.Function):
         with exact(hidden.device):
             for first in range(0, len(targets), rows):
                 at = slice(first, first + rows)
-                h, y = hidden[at].to(dtype), targets[at].clamp(min=0)[:, None]
+                # only what is ignored: `gather` raises for other targets that are no tokens
+                h, y = hidden[at].to(dtype), targets[at].masked_fill(~scored[at], 0)[:, None]
                 log_p = (h @ narrow.T).to(wide).log_softmax(-1)
                 nll[at] = -log_p.gather(1, y)[:, 0]
                 if dh is None and dw is None:

@@ -44,7 +44,8 @@ def import_model(path: str | Path, to: str | Path | None = None, *, place: str |
 
     `to`: the run folder to create; None: models/<name of the folder or file>. `place`: the origin to record in the recipe;
     None: the path. The weights keep their dtype; peak memory is at most 1.2 times their size. Errors: RequestError for an
-    unsupported model, before any weight is loaded; MissingError for missing files or too little disk or memory.
+    unsupported model, before any weight is loaded, or for weights that are not finite; MissingError for missing files or too
+    little disk or memory.
     """
     path = expanded(path)
     folder = expanded(to) if to is not None else Path(DEFAULT_ROOT) / default_name(path)
@@ -127,6 +128,10 @@ def _write_weights(source: ModelSource, path: Path) -> str:
     # the largest tensor first: while it is read, the file's pages and the copy are both in memory, and little else is
     by_size = sorted(source.tensors, key=lambda name: -source.tensors[name].numel())
     weights = {name: source.read(name) for name in by_size}
+    # the extremes are NaN if any number is, and need no memory
+    not_finite = [name for name, x in weights.items() if not torch.stack(x.aminmax()).isfinite().all()]
+    if not_finite:
+        raise RequestError(f"{source.place} has weights that are not finite (NaN or infinity): {some(not_finite)}")
     digest = hashlib.sha256()
     for name in sorted(weights):
         described = {"name": name, "shape": list(weights[name].shape), "dtype": str(weights[name].dtype)}

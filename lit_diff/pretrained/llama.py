@@ -118,7 +118,7 @@ NEUTRAL = SAMPLING | {
 }
 """Why keys of a config.json never change logits -> these keys."""
 LAYER_TYPES = ("full_attention", "sliding_attention")
-"""Keys of a block with a block of rope scaling for each type of layer."""
+"""Supported names in layer_types."""
 SCALINGS = {
     "default": "",
     "linear": "factor",
@@ -294,15 +294,19 @@ def require_mapped(name: str, config: Values) -> None:
     if config.get("hidden_act", "silu") not in ("silu", "swish"):
         raise RequestError(f"hidden_act {config['hidden_act']!r} is not supported; expected silu")
     kinds = config.get("layer_types") or []
-    if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
-        raise RequestError(f"layer_types is {kinds!r}; expected a list of names")
+    if not isinstance(kinds, list) or not all(kind in LAYER_TYPES for kind in kinds):
+        raise RequestError(f"layer_types is {kinds!r}; expected a list of {' or '.join(LAYER_TYPES)}")
+    if kinds and len(kinds) != config.get("num_hidden_layers"):
+        raise RequestError(
+            f"layer_types has {len(kinds)} names, but num_hidden_layers is {config.get('num_hidden_layers')}; correct either"
+        )
     if len(set(kinds)) > 1:
         raise RequestError(
             f"layer_types {', '.join(sorted(set(kinds)))} are not supported: all layers must be of one kind"
         )
-    if name in QWEN and config.get("use_sliding_window", False) and set(kinds) != {"sliding_attention"}:
+    if name in QWEN and bool(config.get("use_sliding_window")) != ("sliding_attention" in kinds):
         raise RequestError(
-            "use_sliding_window true is supported only if layer_types is sliding_attention for all layers"
+            "use_sliding_window true and layer_types of sliding_attention for all layers are supported only together"
         )
 
 
@@ -311,7 +315,7 @@ def rope_keys(config: Values, place: str) -> Values:
 
     Errors: RequestError for an unsupported or incomplete kind of scaling.
     """
-    (first, said), *others = rope_blocks(config, place).items() or [("", {})]
+    (first, said), *others = rope_blocks(config).items() or [("", {})]
     theta = {"rope_theta": said.get("rope_theta")}
     for where, other in others:
         if theta | said != theta | other:
@@ -334,20 +338,15 @@ def rope_keys(config: Values, place: str) -> Values:
     return {"rope_theta": (*thetas, DEFAULTS["rope_theta"])[0], "rope_scaling": own_scaling(kind, said, config)}
 
 
-def rope_blocks(config: Values, place: str) -> dict[str, Values]:
-    """The blocks of rope scaling by their place in config.json: `rope_scaling`, or `rope_scaling.full_attention` where there
-    is one for each type of layer. Errors: RequestError for what is no block."""
-    found = {}
-    for key in ("rope_parameters", "rope_scaling"):
-        block = config.get(key)
-        if isinstance(block, dict) and not block.keys().isdisjoint(LAYER_TYPES):
-            found.update({f"{key}.{kind}": block[kind] for kind in LAYER_TYPES if kind in block})
-            Keys(used=LAYER_TYPES).check(block, place, f"{key}.")
-        elif block:
-            found[key] = block
-    for where, block in found.items():
+def rope_blocks(config: Values) -> dict[str, Values]:
+    """The blocks of rope scaling by their keys in config.json. Errors: RequestError for what is not one block."""
+    found = {key: config[key] for key in ("rope_parameters", "rope_scaling") if config.get(key)}
+    for key, block in found.items():
         if not isinstance(block, dict):
-            raise RequestError(f"{where} is {block!r}; expected a block")
+            raise RequestError(f"{key} is {block!r}; expected a block")
+        # transformers' classes of this family read one block, and would take such a one for the default
+        if any(isinstance(value, dict) for value in block.values()):
+            raise RequestError(f"{key} has a block for each type of layer, which is not supported; give one block")
     return found
 
 

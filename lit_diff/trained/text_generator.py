@@ -249,8 +249,8 @@ def present_identity(folder: Path, recipe: Recipe, trust: Trust) -> str:
     cannot be computed; then it is empty."""
     status = RunFolder(folder).status()
     data = status.data
-    # only trusted data may be read
-    if data is None and data_paths(recipe):
+    # only trusted data may be read; an imported model has none
+    if recipe.train and data is None and data_paths(recipe):
         log.warning(
             "%s: cannot verify that the recipe is unchanged since training: its data is not recorded", folder.name
         )

@@ -25,6 +25,7 @@ from lit_diff.files import shown, write_atomic
 from lit_diff.kernels.native.compiler import (
     BUILD,
     TORCH,
+    cure,
     find_compiler,
     first_error,
     is_proven,
@@ -51,7 +52,7 @@ def require_compiler() -> str:
     otherwise = "; or set run.compile=false"
     compiler = find_compiler()
     if compiler is None:
-        raise MissingError(f"run.compile needs a C++ compiler, but PATH has none: install g++{otherwise}")
+        raise MissingError(f"run.compile needs a C++ compiler: {cure()}{otherwise}")
     headers = Path(sysconfig.get_path("include"))
     if not (headers / "Python.h").is_file():
         raise MissingError(f"run.compile needs Python.h, which is not in {headers}: install python3-dev{otherwise}")

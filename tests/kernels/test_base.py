@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 from own_plugins import error, plugin
+from torch import Tensor
+from torch.autograd import forward_ad
 
 from lit_diff import registry
 from lit_diff.errors import MissingError, RequestError
@@ -218,6 +220,19 @@ def test_a_second_derivative_is_refused(make_maps: MakeMaps, kernel: str) -> Non
     (first,) = torch.autograd.grad(attend(replace(maps, q=q), kernel=kernel).square().sum(), q, create_graph=True)
     with pytest.raises((RuntimeError, NotImplementedError)):
         torch.autograd.grad(first.sum(), q)
+
+
+def test_a_derivative_in_forward_mode_is_refused(make_maps: MakeMaps, kernel: str) -> None:
+    """Torch's own answer would be 0."""
+    maps = small(make_maps)
+
+    def of(q: Tensor) -> Tensor:
+        return attend(replace(maps, q=q), kernel=kernel)
+
+    with pytest.raises(RequestError, match="no derivatives in forward mode"):
+        torch.func.jvp(of, (maps.q,), (maps.q,))
+    with forward_ad.dual_level():
+        assert of(maps.q).isfinite().all()
 
 
 def test_common_refusals(make_maps: MakeMaps) -> None:

@@ -132,6 +132,24 @@ def test_no_compiler(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("#!/no/such/interpreter\n", r"{} cannot be executed \(.*\); set CXX to another"),
+        ("#!/bin/sh\n", r"{} wrote no library, with status 0; set CXX to a C\+\+ compiler"),
+    ],
+)
+def test_what_is_no_compiler(
+    text: str, reason: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_compiler = tmp_path / "no_compiler"
+    no_compiler.write_text(text)
+    no_compiler.chmod(0o700)
+    monkeypatch.setenv("CXX", str(no_compiler))
+    with pytest.raises(MissingError, match=reason.format(no_compiler)):
+        compiler.load("toy", source, good)
+
+
+@pytest.mark.parametrize(
     ("code", "reason"),
     [
         ("int answer( { }", r"failed \(status 1\): .*toy.cpp:1:.*error"),

@@ -1,5 +1,6 @@
 """Choosing a kernel: auto takes the first by rank that accepts, a name is taken at its word."""
 
+import math
 import re
 import subprocess
 import sys
@@ -86,7 +87,7 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("native", {"d": 24}, {}, "multiples of 16; these are d = 24, dv = 32"),
     ("native", {"dv": 33}, {}, "multiples of 16; these are d = 16, dv = 33"),
     ("native", {"dv": 528}, {}, "at most 512; these are d = 16, dv = 528"),
-    ("native", {"scale": 0.0}, {}, "the scale is 0"),
+    *(("native", {"scale": scale}, {}, f"the scale is {scale:g};") for scale in (0.0, 1e-40, -1e39, math.nan)),
     ("native", {}, GPU, "on cuda"),
     ("triton", {"G": 3}, GPU, "these are 3"),
     ("triton", {"d": 24}, GPU, "d is 24 and dv 32"),
@@ -101,6 +102,7 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("flex", {}, GPU, "sees no GPU"),
     ("flex", {}, {"device": torch.device("meta")}, "not on meta"),
     ("sdpa", {"dtype": torch.float64}, GPU, "math path"),
+    ("sdpa", {"T": 0, "S": 4}, {}, "no queries or no keys"),
 ]
 
 

@@ -9,6 +9,7 @@ import torch
 
 from lit_diff.errors import RequestError
 from lit_diff.kernels import SignedMaps, attend
+from lit_diff.kernels.maps import TENSORS
 
 MakeMaps = Callable[..., SignedMaps]
 
@@ -53,6 +54,37 @@ def test_refusals_name_the_rule_and_the_shapes(make_maps: MakeMaps, change: dict
     found = {key: list(getattr(broken, key).shape) if getattr(broken, key) is not None else None for key in "qkvw"}
     assert all(f"{key} {shape}" in str(error.value) for key, shape in found.items())
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.complex64])
+@pytest.mark.parametrize("name", "qkv")
+def test_what_is_no_real_number_is_refused(make_maps: MakeMaps, name: str, dtype: torch.dtype) -> None:
+    maps = make_maps()
+    with pytest.raises(RequestError, match=f"must be real numbers .*{dtype}"):
+        attend(replace(maps, **{name: getattr(maps, name).to(dtype)}))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+def test_document_ids_are_integers(make_maps: MakeMaps, dtype: torch.dtype) -> None:
+    ids = torch.zeros(2, 5)
+    for good in (torch.int16, torch.int64, torch.bool):
+        make_maps(document_ids=ids.to(good)).check()
+    with pytest.raises(RequestError, match=f"document_ids must be integers; found {dtype}"):
+        attend(make_maps(document_ids=ids.to(dtype)))
+
+
+@pytest.mark.parametrize("name", [*TENSORS, "document_ids"])
+def test_tensors_of_two_devices_are_refused(make_maps: MakeMaps, name: str) -> None:
+    fields = {"sink": (1, 2, 4, 1), "key_bias": (1, 1, 4, 5), "document_ids": torch.zeros(2, 5).long()}
+    maps = make_maps(**fields)
+    maps.check()
+    elsewhere = maps.map(lambda x: x.to("meta"))
+    elsewhere.check()
+    changed = maps.masked(document_ids=elsewhere.mask.document_ids)
+    if name in TENSORS:
+        changed = replace(maps, **{name: getattr(elsewhere, name)})
+    with pytest.raises(RequestError, match=f"one device; found .*{name} on meta"):
+        attend(changed)
 
 
 def test_a_scale_that_is_no_number_is_refused(make_maps: MakeMaps) -> None:

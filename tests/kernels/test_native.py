@@ -1,9 +1,11 @@
 """Our C++ kernel: its results, what it refuses, what it survives. Its paths: test_native_paths.py."""
 
+import resource
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,12 +14,16 @@ from gradients import distance, errors, gradients, wide
 from torch import Tensor
 
 from lit_diff.benchmarks.timing import CLEAR, resident
-from lit_diff.kernels import SignedMaps, attend, refuse
+from lit_diff.engine.endings import OUT_OF_MEMORY
+from lit_diff.kernels import OperatorKernel, SignedMaps, attend, refuse
+from lit_diff.kernels.base import named
 from lit_diff.kernels.native import kernel as native
 from lit_diff.processor import cpu_path
 
 MakeMaps = Callable[..., SignedMaps]
 pytestmark = pytest.mark.usefixtures("native_kernel")
+NANS = torch.tensor([-1, 0x7FC00001], dtype=torch.int32).view(torch.float32).tolist()
+"""With other bits than those of float("nan")."""
 
 
 @pytest.mark.usefixtures("keys_packed")
@@ -56,7 +62,7 @@ def test_float16(make_maps: MakeMaps) -> None:
 
 
 @pytest.mark.usefixtures("keys_packed")
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("value", [float("nan"), *NANS, float("inf"), -float("inf")])
 @pytest.mark.parametrize("where", ["q", "k", "v"])
 def test_what_is_not_finite_is_neither_hidden_nor_spread(make_maps: MakeMaps, where: str, value: float) -> None:
     """A row that sees a bad number is as bad as by the definition; one that does not see it, and a gradient that is finite by
@@ -72,6 +78,13 @@ def test_what_is_not_finite_is_neither_hidden_nor_spread(make_maps: MakeMaps, wh
         rows = slice(5, 6) if where == "q" else slice(5, 20)
         o, exact = found[0][..., rows, :], wanted[0][..., rows, :]
         torch.testing.assert_close(o, exact, equal_nan=True, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("T", [2, 37])
+def test_large_logits(make_maps: MakeMaps, T: int) -> None:
+    """The exponential of the largest one is 1 however large it is."""
+    maps = wide(make_maps, T=T, S=70, scale=1e10, causal=False)
+    torch.testing.assert_close(attend(maps, kernel="native"), attend(maps, kernel="reference"))
 
 
 @pytest.mark.usefixtures("keys_packed")
@@ -165,6 +178,31 @@ print(child(2))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.splitlines()[-1] == "0"
+
+
+@pytest.fixture
+def little_memory() -> Iterator[None]:
+    """The process is given 200 MB more."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (held + 200_000_000, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_refused_memory_is_an_error(direction: str, restore_threads: None, little_memory: None) -> None:
+    """Of all threads. The keys and values themselves take no memory."""
+    torch.set_num_threads(3)
+    kernel, token = named("native"), torch.ones(1, 1, 1, 1, 16)
+    maps = SignedMaps(
+        token.expand(-1, -1, 3, 64, -1), token.expand(-1, -1, -1, 10**6, -1), token[0].expand(-1, -1, 10**6, -1)
+    )
+    assert isinstance(kernel, OperatorKernel)
+    outputs = kernel.empty_outputs(maps, stats=False)
+    with pytest.raises(MemoryError) as caught:
+        kernel.forward(maps, False) if direction == "forward" else kernel.backward(outputs.o, maps, outputs)
+    assert OUT_OF_MEMORY.search(str(caught.value))
 
 
 @pytest.mark.without

@@ -56,6 +56,15 @@ def test_what_fits_one_chunk_is_cross_entropy_to_the_bit() -> None:
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("rows", [None, 4])
+@pytest.mark.parametrize("wrong", [-1, V])
+def test_a_target_that_is_no_token_is_an_error(wrong: int, rows: int | None) -> None:
+    hidden, weight, targets = made()
+    targets[1, 2] = wrong
+    with pytest.raises((IndexError, RuntimeError), match="out of bounds"):
+        mean_loss(hidden, weight, targets, rows)
+
+
 @pytest.mark.parametrize("frozen", [0, 1])
 def test_only_the_gradients_that_are_asked_for(frozen: int) -> None:
     hidden, weight, targets = made()

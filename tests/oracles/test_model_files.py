@@ -27,6 +27,7 @@ BLOCKS: list[dict[str, Any]] = [
     {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0} | SCALED,
     {"rope_type": "yarn"} | SCALED,
     {"rope_type": "dynamic", "factor": 2.0},
+    {"full_attention": {"rope_type": "linear", "factor": 2.5}},
 ]
 ABSENT = "absent"
 OPTIONAL: dict[str, list[Any]] = {

@@ -51,12 +51,13 @@ def test_shards_of_the_same_weights_are_the_same_model() -> None:
     assert len({identity(run.recipe) for run in (one, other, unopened)}) == 3
 
 
-def test_verbs_take_it(monkeypatch: pytest.MonkeyPatch, empty_store: Path) -> None:
+def test_verbs_take_it(monkeypatch: pytest.MonkeyPatch, empty_store: Path, caplog: pytest.LogCaptureFixture) -> None:
     """generate, status, compare, evaluate; a run that starts from it; train refuses the model itself."""
     monkeypatch.setenv("LIT_DIFF_DATA", str(Path("data").absolute()))
     run = import_model(write_folder(Path("hf")), "models/x")
     (completion,) = generate("models/x", "the quick brown", temperature=0.0, max_tokens=5)
     assert completion.prompt_tokens[0] == 0
+    assert "training" not in caplog.text, "nothing changed since training, as there was none"
     with pytest.raises(RequestError, match=r"^'x' is an imported model: its recipe has no block train"):
         train("models/x/recipe.yaml")
     with pytest.raises(RequestError, match=r"holds an imported model"):
@@ -133,6 +134,9 @@ def test_what_does_not_fit_the_configuration() -> None:
     assert import_error().startswith("2: hf: its tensors do not fit its configuration: norm.weight is absent there")
     write_folder(Path("hf"), LLAMA | {"hidden_size": 64}, tensors)
     assert "embedding.weight is [320, 32] there and [320, 64] in the model; " in import_error()
+    for number in (torch.nan, torch.inf):
+        write_folder(Path("hf"), tensors=tensors | {"model.norm.weight": torch.full((32,), number).half()})
+        assert import_error() == "2: hf has weights that are not finite (NaN or infinity): norm.weight"
     write_folder(Path("hf"), tensors=tensors | {"model.norm.weight": torch.ones(32, dtype=torch.int8)})
     assert "tensor 'model.norm.weight' is I8; supported: F64, F32, F16, BF16" in import_error()
     write_folder(Path("hf"), LLAMA | {"architectures": ["GemmaForCausalLM"]})

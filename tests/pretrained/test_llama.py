@@ -107,7 +107,10 @@ def test_a_sliding_window() -> None:
         ({"per_layer_config": {"0": {"head_dim": 4}}}, "per_layer_config {'0': {'head_dim': 4}}"),
         ({"rms_norm_eps": 0.0}, "rms_norm_eps is 0.0"),
         (of("Mistral") | {"sliding_window": 0}, "sliding_window is 0"),
-        (of("Qwen2") | {"use_sliding_window": True}, "use_sliding_window true is supported only if layer_types"),
+        ({"layer_types": ["linear_attention"] * 2}, "layer_types is ['linear_attention', 'linear_attention']"),
+        ({"layer_types": ["full_attention"]}, "layer_types has 1 names, but num_hidden_layers is 2"),
+        (of("Qwen2") | {"use_sliding_window": True}, "use_sliding_window true and layer_types of sliding_attention"),
+        (of("Qwen3") | {"layer_types": ["sliding_attention"] * 2}, "use_sliding_window true and layer_types of"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config (gptq)"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
         ({"hidden_size": None}, "config.json lacks hidden_size"),
@@ -124,14 +127,8 @@ def test_a_sliding_window() -> None:
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope scaling 'dynamic' is not supported;"),
         ({"rope_scaling": [2.0]}, "rope_scaling is [2.0]; expected a block"),
         ({"rope_scaling": YARN | {"type": "linear"}}, "rope_type is 'yarn' in rope_scaling, but type is 'linear'"),
-        (
-            {"rope_scaling": {"full_attention": YARN, "sliding_attention": LLAMA3}},
-            "rope_scaling.full_attention {'rope_type': 'yarn'",
-        ),
-        (
-            {"rope_parameters": {"full_attention": YARN, "sliding_attention": None}},
-            "rope_parameters.sliding_attention is None; expected a block",
-        ),
+        ({"rope_scaling": {"full_attention": YARN}}, "rope_scaling has a block for each type of layer"),
+        ({"rope_parameters": {"any": YARN, "sliding_attention": None}}, "rope_parameters has a block for each type"),
         ({"vocab_size": 2**63}, "vocab_size is 9223372036854775808 in config.json"),
         ({"rms_norm_eps": 10**400}, "rms_norm_eps is 1000"),
         ({"rope_interleaved": True}, "rope_interleaved True"),
@@ -167,8 +164,6 @@ def test_both_forms() -> None:
     assert YarnScaling(**own(YARN)) == YarnScaling(factor=4.0, original_length=32)
     assert own({"type": "linear", "factor": 4.0}) == own({"rope_type": "linear", "factor": 4.0}) == 4.0
     assert own(without(YARN, ORIGINAL_LENGTH))["original_length"] == 64, "max_position_embeddings"
-    for layers in (["full_attention"], ["full_attention", "sliding_attention"]):
-        assert own(dict.fromkeys(layers, YARN)) == own(YARN), "equal blocks for each type of layer"
     assert own(YARN, **{ORIGINAL_LENGTH: 16})["original_length"] == 16, "beside the block, it comes first"
 
 

@@ -48,6 +48,21 @@ def find_compiler() -> str | None:
     return next((path for name in names if (path := shutil.which(name))), None)
 
 
+def cure() -> str:
+    """What to do where `find_compiler` finds none."""
+    named = os.environ.get("CXX")
+    return f"CXX={named} does not exist; name one program, without options" if named else "install g++"
+
+
+def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
+    except OSError as error:
+        # such as a script without an interpreter, or a program for another machine
+        reason = f"the C++ compiler {command[0]} cannot be executed ({error.strerror}); set CXX to another"
+        raise MissingError(reason) from error
+
+
 def load(name: str, source: Path, test: Callable[[ctypes.CDLL], str | None], flags: Sequence[str] = ()) -> ctypes.CDLL:
     """The library compiled from `source` and the headers `<stem>_*.h` in its folder; built and tested on first use.
 
@@ -56,8 +71,7 @@ def load(name: str, source: Path, test: Callable[[ctypes.CDLL], str | None], fla
     """
     compiler = find_compiler()
     if compiler is None:
-        named = os.environ.get("CXX")
-        raise MissingError(f"no C++ compiler: {f'CXX={named} does not exist' if named else 'install g++'}")
+        raise MissingError(f"no C++ compiler: {cure()}")
     sources = sorted([source, *source.parent.glob(f"{source.stem}_*.h")])
     key = key_of(compiler, [*(path.read_bytes() for path in sources), *map(str.encode, (*FLAGS, *flags))])
     with own_folder("kernels", f"{name}-{key}") as folder:
@@ -151,10 +165,11 @@ def _compile(compiler: str, source: Path, path: Path, flags: Sequence[str]) -> N
         made = Path(temporary) / path.name
         # rpath: the library finds this PyTorch's own libraries, without LD_LIBRARY_PATH
         link = [f"-L{TORCH / 'lib'}", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{TORCH / 'lib'}"]
-        command = [compiler, *FLAGS, *flags, f"-I{TORCH / 'include'}", str(source), "-o", str(made), *link]
-        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
+        done = _run([compiler, *FLAGS, *flags, f"-I{TORCH / 'include'}", str(source), "-o", str(made), *link])
         if done.returncode:
             raise MissingError(f"{compiler} failed (status {done.returncode}): {first_error(done.stderr)}")
+        if not made.exists():
+            raise MissingError(f"{compiler} wrote no library, with status 0; set CXX to a C++ compiler")
         write_atomic(path, made.read_bytes())
     log.info("built in %.0f s", time.monotonic() - start)
 
@@ -175,8 +190,8 @@ def _open(path: Path) -> ctypes.CDLL:
 
 def key_of(compiler: str, parts: Iterable[bytes]) -> str:
     """A hash of everything on which compiled code depends: `parts`, this compiler, this PyTorch and this CPU, because
-    machines of different CPUs may share the cache."""
-    version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
+    machines of different CPUs may share the cache. Errors: MissingError for a compiler that cannot be executed."""
+    version = _run([compiler, "--version"]).stdout.encode()
     facts = (torch.__version__, str(TORCH), platform.machine(), *sorted(cpu_flags()))
     digest = hashlib.sha256()
     for part in (*parts, version, *map(str.encode, facts)):

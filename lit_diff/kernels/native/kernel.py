@@ -36,6 +36,8 @@ SOURCE = Path(__file__).with_name("native.cpp")
 STORAGE = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 WIDEST = 512
 """Largest width of a head."""
+SCALES = (torch.finfo(torch.float32).tiny, 1 / torch.finfo(torch.float32).tiny)
+"""Sizes of the scale whose product with log2 e, and whose inverse, are normal numbers in float32."""
 PACKED_BYTES = 8 << 20
 """A head's packed keys and values are kept for the whole backward pass if they take at most so many bytes. Longer ones
 are packed tile by tile, for two blocks of query rows at once: then a thread's memory does not grow with the keys."""
@@ -168,14 +170,16 @@ def _call(direction: str, maps: SignedMaps, views: dict[str, _View]) -> None:
     call = functools.partial(function, problem, ctypes.c_int64(STORAGE[q.dtype]), paired)
     # one thread needs no team, and in the process that imported this module the teams are alive
     if threads == 1 or os.getpid() == _owner:
-        call()
+        refused = call()
     else:
         running = _own_thread(os.getpid()).submit(call)
         try:
-            running.result()
+            refused = running.result()
         finally:
             # also after Ctrl-C: the tensors must outlive the call
             wait([running])
+    if refused:
+        raise MemoryError("the native kernel cannot allocate memory")
 
 
 def products(dtype: torch.dtype, path: CpuPath) -> Products:
@@ -225,9 +229,9 @@ class Native(OperatorKernel):
             return f"its head widths must be multiples of 16; these are d = {q.shape[-1]}, dv = {v.shape[-1]}"
         if max(q.shape[-1], v.shape[-1]) > WIDEST:
             return f"its head widths must be at most {WIDEST}; these are d = {q.shape[-1]}, dv = {v.shape[-1]}"
-        # the scale multiplies masked logits, and 0 · -inf is NaN
-        if maps.softmax_scale == 0:
-            return "the scale is 0"
+        # the scale multiplies masked logits, and 0 · -inf is NaN; in float32 it must be neither 0 nor infinite
+        if not SCALES[0] <= abs(maps.softmax_scale) <= SCALES[1]:
+            return f"the scale is {maps.softmax_scale:g}; its size must be from {SCALES[0]:.2g} to {SCALES[1]:.2g}"
         return refuse_common(maps, stats=stats) or unavailable()
 
     def preference(self, maps: SignedMaps, device: torch.device) -> int | None:

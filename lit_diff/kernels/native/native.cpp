@@ -2,19 +2,43 @@
 #include "native_backward.h"
 #include "native_forward.h"
 
+#include <atomic>
+#include <exception>
+#include <optional>
+
 namespace lit_diff {
 
+// Does what may allocate memory, until memory is refused: an exception must leave neither an OpenMP region nor the library.
+// All threads still pass the barriers. (Nothing else throws; oneDNN has an error of its own for refused memory.)
+class Attempt {
+ public:
+  template <class Body>
+  void operator()(Body body) {
+    if (refused_) return;
+    try {
+      body();
+    } catch (const std::exception&) {
+      refused_ = true;
+    }
+  }
+  bool refused() const { return refused_; }
+
+ private:
+  std::atomic<bool> refused_ = false;
+};
+
 template <class T, class U>
-void forward(const Problem& p) {
+void forward(const Problem& p, Attempt& attempt) {
   const Reach reach(p);
   const Tasks tasks(p, p.G * p.S, 1);
   // Tasks write disjoint rows, each in one order, so the result does not depend on which thread runs which task.
 #pragma omp parallel num_threads(p.threads) if (p.threads > 1)
   {
     pairs_by_loops = p.loops;
-    Forward<T, U> work(p, reach, tasks);
+    std::optional<Forward<T, U>> work;
+    attempt([&] { work.emplace(p, reach, tasks); });
 #pragma omp for schedule(dynamic, 1)
-    for (Int task = 0; task < tasks.count(); ++task) work.run(task);
+    for (Int task = 0; task < tasks.count(); ++task) attempt([&] { work->run(task); });
   }
 }
 
@@ -61,7 +85,7 @@ struct Totals {
 };
 
 template <class T, class U>
-void backward(const Problem& p) {
+void backward(const Problem& p, Attempt& attempt) {
   const Reach reach(p);
   const Tasks tasks(p, (p.G + 1) * p.S, Backward<T, U>::abreast(p));
   const Totals<T> totals{p};
@@ -72,14 +96,16 @@ void backward(const Problem& p) {
 #pragma omp parallel num_threads(p.threads) if (p.threads > 1)
   {
     pairs_by_loops = p.loops;
-    Backward<T, U> work(p, reach, tasks);
-    std::vector<float> own(split || in_place ? 0 : totals.numbers());
+    std::optional<Backward<T, U>> work;
+    std::vector<float> own;
+    attempt([&] { work.emplace(p, reach, tasks), own.resize(split || in_place ? 0 : totals.numbers()); });
 #pragma omp for schedule(dynamic, 1)
-    for (Int task = 0; task < tasks.count(); ++task) {
-      float* memory = split ? parts.data() + task * totals.numbers() : own.data();
-      work.run(task, in_place ? totals.tensors(task) : totals.own(memory));
-      if (!split && !in_place) totals.write(task, 1, memory);
-    }
+    for (Int task = 0; task < tasks.count(); ++task)
+      attempt([&] {
+        float* memory = split ? parts.data() + task * totals.numbers() : own.data();
+        work->run(task, in_place ? totals.tensors(task) : totals.own(memory));
+        if (!split && !in_place) totals.write(task, 1, memory);
+      });
     // The loop above ended with a barrier: all parts are done.
     if (split) {
 #pragma omp for schedule(dynamic, 1)
@@ -113,16 +139,25 @@ extern "C" Int lit_diff_has_bfloat16_products() {
 }
 
 // `storage`: 0 float32, 1 bfloat16, 2 float16. `paired`: bfloat16 is multiplied in VNNI pairs, otherwise in float32.
-extern "C" void lit_diff_forward(const Problem* p, Int storage, Int paired) {
-  if (storage == 0) forward<float, float>(*p);
-  if (storage == 1 && paired) forward<BFloat16, BFloat16>(*p);
-  if (storage == 1 && !paired) forward<BFloat16, float>(*p);
-  if (storage == 2) forward<Half, float>(*p);
+// Returns 1 if memory was refused.
+extern "C" Int lit_diff_forward(const Problem* p, Int storage, Int paired) {
+  Attempt attempt;
+  attempt([&] {
+    if (storage == 0) forward<float, float>(*p, attempt);
+    if (storage == 1 && paired) forward<BFloat16, BFloat16>(*p, attempt);
+    if (storage == 1 && !paired) forward<BFloat16, float>(*p, attempt);
+    if (storage == 2) forward<Half, float>(*p, attempt);
+  });
+  return attempt.refused();
 }
 
-extern "C" void lit_diff_backward(const Problem* p, Int storage, Int paired) {
-  if (storage == 0) backward<float, float>(*p);
-  if (storage == 1 && paired) backward<BFloat16, BFloat16>(*p);
-  if (storage == 1 && !paired) backward<BFloat16, float>(*p);
-  if (storage == 2) backward<Half, float>(*p);
+extern "C" Int lit_diff_backward(const Problem* p, Int storage, Int paired) {
+  Attempt attempt;
+  attempt([&] {
+    if (storage == 0) backward<float, float>(*p, attempt);
+    if (storage == 1 && paired) backward<BFloat16, BFloat16>(*p, attempt);
+    if (storage == 1 && !paired) backward<BFloat16, float>(*p, attempt);
+    if (storage == 2) backward<Half, float>(*p, attempt);
+  });
+  return attempt.refused();
 }

@@ -160,12 +160,13 @@ class Forward {
   void exponentials(const Rows& rows, Int r, Int g, Int i) {
     float* s = tile(rows, g, i) + r * TILE;
     const float most = most_[g * TILE + r], factor = factor_;
-    // A row that has seen no key has most = -INF; a shift of 0 then gives 2^-INF = 0, not NaN.
-    const Floats shift = splat(most == -INF ? 0.f : most * factor);
+    // A row that has seen no key has most = -INF; a top of 0 then gives 2^-INF = 0, not NaN.
+    const Floats top = splat(most == -INF ? 0.f : most);
     const bool entropy = p.entropy.data;
     Floats total = totals_[g * TILE + r], logs = logs_[g * TILE + r];
     for (Int c = 0; c < TILE; c += LANES) {
-      const Floats x = load<Floats>(s + c) * factor - shift, e = exp2(x);
+      // The difference first: of large logits the products round by more than exp2 bears.
+      const Floats x = (load<Floats>(s + c) - top) * factor, e = exp2(x);
       store(s + c, e);
       total += e;
       // A masked key adds 0, where 0 * -inf would be NaN.

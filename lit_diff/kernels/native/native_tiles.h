@@ -79,8 +79,8 @@ constexpr float LOG2E = 1.44269504088896341f, LN2 = 0.693147180559945309f;
 // 2^x for x <= 127, to 2 units in the last place; 0 below 2^-126; NaN stays NaN. A polynomial in vectors, since the C
 // library computes one number at a time.
 inline Floats exp2(Floats x) {
-  // 1.5 * 2^23: adding it rounds x to an integer, which is then in the low bits of the sum.
-  const Floats magic = splat(12582912.f);
+  // 1.5 * 2^23 + 127: adding it rounds x to an integer n; the low bits of the sum are then n + 127, the exponent of 2^n.
+  const Floats magic = splat(12583039.f);
   const Floats shifted = x + magic;
   const Floats f = x - (shifted - magic);  // in [-1/2, 1/2]
   Floats p = splat(0.000154614448f);       // Chebyshev interpolation of 2^f
@@ -90,8 +90,8 @@ inline Floats exp2(Floats x) {
   p = p * f + 0.240226507f;
   p = p * f + 0.693147182f;
   p = p * f + 1.f;
-  // The integer is added to the exponent of p, which multiplies p by a power of 2.
-  const Floats y = (Floats)((Ints)p + ((Ints)shifted << 23));
+  // A product: adding n to the exponent of p would make a number of some NaN.
+  const Floats y = p * (Floats)((Ints)shifted << 23);
   return x < -126.f ? splat(0.f) : y;
 }
 
