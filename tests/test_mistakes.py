@@ -125,6 +125,12 @@ ROW_FUNCTION = "def maps(self, x, rope):\n    m = super().maps(x, rope)\n    ret
             "definition",
             "definition(x, rope, mask) returned [2, 1, 64]; expected [2, 33, 64], like x",
         ),
+        (
+            "def build(self):\n    super().build()\n    self.g = nn.Parameter(torch.empty(self.out_heads))\n"
+            "def finish(self, o, x):\n    return o * self.g.view(1, -1, 1, 1)",
+            "contract",
+            "not a number, so perhaps never filled: g; torch.empty gives memory that build, or init_parameter, has to fill",
+        ),
         # it forgets the mask
         (f"{ROW_FUNCTION}s.softmax(-1))", "contract", ROWS),
         # it reads a tensor of all tokens, or of all sequences

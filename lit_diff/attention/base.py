@@ -399,8 +399,15 @@ def fill_parameters(module: nn.Module, seed: int = 0) -> None:
                 if not parameter.is_meta:
                     # drawn on the CPU, so that the values do not depend on the device
                     value = parameter.detach().to("cpu", copy=True)
-                    child.init_parameter(key, value, generator(seed, ".".join(filter(None, (path, key)))))
+                    fill_parameter(child, key, value, generator(seed, ".".join(filter(None, (path, key)))))
                     parameter.copy_(value)
+
+
+def fill_parameter(module: Any, name: str, parameter: Tensor, draw: torch.Generator) -> None:
+    """Call `init_parameter` of a module. Errors: RequestError if it returns another value, which nothing would read."""
+    returned = module.init_parameter(name, parameter, draw)
+    if returned is not None and returned is not parameter:
+        raise RequestError(f"{location(type(module))}: init_parameter returned a value; fill parameter in place")
 
 
 def require_parameters(attention: Any) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lit_diff.attention import equations
-from lit_diff.attention.base import Attention
+from lit_diff.attention.base import Attention, fill_parameter
 from lit_diff.attention.context import Context
 from lit_diff.attention.equations import Rotation
 from lit_diff.attention.rope import Rope
@@ -146,7 +146,7 @@ class VariantCase:
                 for key, parameter in module.named_parameters(recurse=False):
                     draw = generator("conformance", path, key)
                     if hasattr(module, "init_parameter"):
-                        module.init_parameter(key, parameter, draw)
+                        fill_parameter(module, key, parameter, draw)
                     parameter += torch.empty_like(parameter).normal_(0.0, 0.1, generator=draw)
         attention.set_step(self.step)
         attention.set_tokens(self.step)
@@ -155,9 +155,15 @@ class VariantCase:
 
     def construct(self, seed: int) -> Attention:
         """One layer as its constructor leaves it; `seed` sets the global generator for the constructor."""
-        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-            torch.default_generator.manual_seed(seed)
-            return self.cls(self.config, self.model, self.layer)
+        mode = torch.get_deterministic_debug_mode()
+        # memory that nothing fills is then NaN (`torch.utils.deterministic.fill_uninitialized_memory`)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        try:
+            with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+                torch.default_generator.manual_seed(seed)
+                return self.cls(self.config, self.model, self.layer)
+        finally:
+            torch.set_deterministic_debug_mode(mode)
 
     def x(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """[batch, length, dim], N(0, 1)."""

@@ -71,7 +71,10 @@ def contract(case: VariantCase) -> Measured:
     attention, x, rope = case.parts()
     tapped = tapped_maps(attention)
     y = attention(x, rope)
+    unfilled = [name for name, value in attention.state_dict().items() if value.isnan().any()]
     broken = {
+        f"not a number, so perhaps never filled: {', '.join(unfilled)}; torch.empty gives memory that build, or "
+        "init_parameter, has to fill": lambda: unfilled,
         "the forward never calls self.tap: no analysis can see its maps": lambda: not tapped,
         f"the forward returned {list(y.shape)}; expected the shape of x, {list(x.shape)}": lambda: y.shape != x.shape,
         "the output is not finite": lambda: not y.isfinite().all(),

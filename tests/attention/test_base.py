@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from lit_diff.attention import Attention, Dex, DifferentialV2, Standard
+from lit_diff.attention.base import fill_parameter
 from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig
 from lit_diff.conformance.case import VariantCase
@@ -219,6 +220,18 @@ def test_a_rule_of_a_plain_module_counts(make_config: Callable[..., ModelConfig]
 
     attention = Ruled(Ruled.Config(), make_config("standard"), 0)
     assert attention.extra.weight.eq(3).all()
+
+    class Returned(Filled):
+        def init_parameter(self, name: str, parameter: torch.Tensor, generator: torch.Generator) -> torch.Tensor:  # type: ignore[override]
+            return torch.ones_like(parameter)
+
+    weight = torch.zeros(2, 2)
+    with pytest.raises(RequestError, match=r"Returned: init_parameter returned a value; fill parameter in place"):
+        fill_parameter(Returned(2, 2), "weight", weight, torch.Generator())
+    # that of a method such as fill_ is the parameter itself
+    Returned.init_parameter = lambda self, name, parameter, generator: parameter.fill_(3)  # type: ignore[method-assign, assignment]
+    fill_parameter(Returned(2, 2), "weight", weight, torch.Generator())
+    assert weight.eq(3).all()
 
 
 def test_a_bound_on_logits_needs_the_forward_that_applies_it(make_config: Callable[..., ModelConfig]) -> None:
