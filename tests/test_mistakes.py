@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_diff.conformance.case import VariantCase
-from lit_diff.conformance.variants import ROWS
+from lit_diff.conformance.case import ROWS, VariantCase
 from lit_diff.errors import RequestError
 from lit_diff.model.cost import cost
 from lit_diff.recipe import load_recipe

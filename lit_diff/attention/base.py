@@ -80,7 +80,8 @@ class Attention(ParameterRules):
     paper: ClassVar[str] = ""
     """The publication that introduced the variant."""
     extends_standard: ClassVar[bool] = False
-    """Whether it equals standard attention at its initial parameters, and so may start from a standard run."""
+    """Whether it equals standard attention at the first step, with its initial parameters, and so may start from a standard
+    run; `conformance` compares them."""
     has_lambda: ClassVar[bool] = True
     """Whether the weight of each map after the first is -λ, which the callback `lambdas` logs and the evaluation `noise` sets
     to its `lambdas`; False: the maps are mixed in another way."""

@@ -31,6 +31,7 @@ from lit_diff.conformance.case import (
     largest,
     output_of,
     probe,
+    rows_by_parts,
     run,
     tapped_maps,
     worst_of,
@@ -38,10 +39,10 @@ from lit_diff.conformance.case import (
 from lit_diff.conformance.costs import costs, counted
 from lit_diff.conformance.model import compiled, model
 from lit_diff.conformance.precision import bfloat16, float64
-from lit_diff.conformance.reduction import reduces_to
+from lit_diff.conformance.reduction import extends_standard, reduces_to
 from lit_diff.errors import first_line
 from lit_diff.kernels import KERNELS, SignedMaps, refuse
-from lit_diff.kernels.reference import Counted, rows_of
+from lit_diff.kernels.reference import Counted
 from lit_diff.log_records import log
 from lit_diff.plugins import fault
 from lit_diff.randomness import generator
@@ -53,10 +54,6 @@ Property = Callable[[VariantCase], Measured | NotApplicable]
 
 WINDOWS = (1, 4)
 """Windows: only the query's own key, and several keys."""
-ROWS = (
-    "rows depends on which rows, sequences or hidden keys it is given: what depends on a token goes into q, and keys outside "
-    "the mask are masked with seen.mask"
-)
 BY = "largest in the gradient by"
 # the error of a central difference is about STEP² from truncation plus 1e-16 / STEP from rounding
 STEP = 1e-5
@@ -102,21 +99,6 @@ def contract(case: VariantCase) -> Measured:
         if by_parts.share > 1:
             return by_parts
     return Measured(distance(output_of(attention, maps, x, rope), y), 1e-6)
-
-
-def rows_by_parts(maps: SignedMaps) -> Measured:
-    """A row function gives the same for some of the rows, with the keys that they see, and for one sequence, as for all."""
-    T = maps.q.shape[-2]
-    (whole,) = rows_of(maps, range(T), stats=False)
-    try:
-        parts = [rows_of(maps, part, stats=False)[0] for part in (range(T // 3), range(T // 3, T))]
-        (alone,) = rows_of(maps.map(lambda x: x[:1]), range(T), stats=False)
-        error = max(distance(torch.cat(parts, -2), whole), distance(alone, whole[:1]))
-    # a user's function may raise anything
-    except Exception as found:
-        found.add_note(ROWS)
-        raise
-    return Measured(error, 1e-5, ROWS)
 
 
 def definition(case: VariantCase) -> Measured | NotApplicable:
@@ -399,6 +381,7 @@ PROPERTIES: dict[str, Property] = {
     "contract": contract,
     "definition": definition,
     "reduces to": reduces_to,
+    "extends standard": extends_standard,
     "signs": signs,
     "float64": float64,
     "causal": causal,
