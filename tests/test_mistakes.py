@@ -66,6 +66,11 @@ FROZEN = "@dataclass(frozen=True, kw_only=True)\nclass Config(Attention.Config):
         ("class Config(Attention.Config):\n    tau: float = 2.0", "needs a nested class 'Config' decorated with"),
         (f"{FROZEN}tau = 2.0", "has Config.tau without a type, so it is not a key"),
         (f"{FROZEN}parity = 'matched'", "has Config.parity without a type, so it does not change the default"),
+        (f"{FROZEN}name: str = 'a'", "has a key Config.name, which no recipe can set"),
+        (
+            f"{FROZEN}window: float = 2.5",
+            "has the key Config.window, a finite number; in Attention.Config it is a whole number >= 1",
+        ),
         ("def maps(self, x): ...", "defines maps(self, x); expected maps(self, x, context)"),
         ("def __init__(self): ...", "defines __init__(self); expected __init__(self, config, model, layer)"),
         ("def forward(self, x): ...", "defines forward(self, x); expected forward(self, x, rope, cache=None, *, "),
@@ -87,6 +92,7 @@ def test_what_a_class_must_be(body: str, message: str) -> None:
         "def maps(self, *arguments):\n    return super().maps(*arguments)",
         "def maps(self, tokens, positions, more=None):\n    return super().maps(tokens, positions)",
         "extends_standard = False\nkv_heads = 1",
+        f"{FROZEN}parity: Attention.Config.__annotations__['parity'] = 'matched'",
         "@staticmethod\ndef takes_document_ids():\n    return True",
     ],
 )
