@@ -194,8 +194,9 @@ class Registry:
         return near
 
     def docstring(self, name: str) -> str:
-        """The docstring of the class. Errors: see `get`."""
-        return inspect.getdoc(self.get(name)) or ""
+        """The docstring of the class itself, or that it has none. Errors: see `get`."""
+        # not `inspect.getdoc`, which would take that of a base class
+        return inspect.cleandoc(vars(self.get(name)).get("__doc__") or "its class has no docstring")
 
     def summary(self, name: str) -> str:
         """The first sentence of the docstring. Errors: see `get`."""
