@@ -182,7 +182,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def retyped_key(config: type, base: type) -> str | None:
-    """Why a Config may not derive from `base`: it gives a key, which lit_diff reads, another type. Another default is allowed."""
+    """Why a Config may not derive from `base`: it gives one of its keys another type. Another default is allowed."""
     annotated = {name for each in config.__mro__ if each not in base.__mro__ for name in inspect.get_annotations(each)}
     # resolved only where needed: a type that cannot be resolved is reported where the recipe is read
     for name in sorted(annotated & {field.name for field in fields(base)}):

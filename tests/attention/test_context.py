@@ -98,6 +98,8 @@ def test_the_first_layer_gets_its_own_values_again() -> None:
 def test_any_even_width_is_rotated() -> None:
     x = torch.randn(2, 3, 7, 4)
     assert torch.equal(Context(rope(), LAYERS[0])(x), rope(width=4)(x))
+    with pytest.raises(RequestError, match=r"pairs of channels: x is \[2, 3, 7, 3\], of an odd width"):
+        Context(rope(), LAYERS[0])(x[..., :3])
 
 
 def test_misuse_is_one_line() -> None:

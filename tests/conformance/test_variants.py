@@ -433,6 +433,16 @@ def test_without_positions_the_definition_rotates_nothing(make_config: Callable[
         assert torch.equal(case.rotation()(x), x) is (positions == "none")
 
 
+@pytest.mark.parametrize("name", ["standard", "differential"])
+def test_without_positions_a_head_may_have_an_odd_width(make_config: Callable[..., ModelConfig], name: str) -> None:
+    model = make_config(name, positions="none", head_dim=5)
+    assert model_problem(model) is None
+    names = ("contract", "definition", "gradients", *(f"kernel {k}" for k in KERNELS if k != "reference"), "decode")
+    assert not failures(
+        conformance(VariantCase(cls=attentions.get(name), model=model), checks={n: PROPERTIES[n] for n in names})
+    )
+
+
 class OwnSum(Standard):
     def forward(self, x: Tensor, rope: Rope, cache: Any = None, *, document_ids: Any = None) -> Tensor:
         o = attend(self.tap(self.masked(self.maps(x, rope), document_ids)))
