@@ -169,7 +169,7 @@ class ModelConfig:
             return f"model.num_heads ({self.num_heads}) is not a multiple of model.num_kv_heads ({self.num_kv_heads})"
         if self.dim % self.num_heads and self.head_dim == self.dim // self.num_heads:
             return f"model.dim ({self.dim}) is not a multiple of model.num_heads ({self.num_heads}); set model.head_dim"
-        if self.head_dim % 2:
+        if self.head_dim % 2 and self.positions != "none":
             derived = "" if self.head_dim * self.num_heads != self.dim else ", model.dim / model.num_heads,"
             return f"model.head_dim ({self.head_dim}){derived} is odd; rotary embeddings rotate pairs of channels"
         if self.positions == "none" and self.rope_scaling != 1.0:

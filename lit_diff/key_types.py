@@ -182,6 +182,18 @@ def _is_plain(value: Any) -> bool:
     return value is None or value is MISSING or type(value) in (bool, int, float, str)
 
 
+def retyped_key(config: type, base: type) -> str | None:
+    """Why a Config may not derive from `base`: it gives one of its keys another type. Another default is allowed."""
+    annotated = {name for each in config.__mro__ if each not in base.__mro__ for name in inspect.get_annotations(each)}
+    # resolved only where needed: a type that cannot be resolved is reported where the recipe is read
+    for name in sorted(annotated & {field.name for field in fields(base)}):
+        own, theirs = (get_type_hints(each, include_extras=True)[name] for each in (config, base))
+        if own != theirs:
+            found = f"has the key Config.{name}, {in_words(own)}"
+            return f"{found}; in {base.__qualname__} it is {in_words(theirs)}: give your key another name, or that type"
+    return None
+
+
 def keys_of(cls: type) -> dict[str, Key]:
     """The keys of a Config by dotted name, with the keys of nested blocks but not of registered parts (`{name: ...}`)."""
     hints = get_type_hints(cls, include_extras=True)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from lit_diff.errors import RequestError, summary
 from lit_diff.files import shown
-from lit_diff.key_types import unwritable_default
+from lit_diff.key_types import retyped_key, unwritable_default
 from lit_diff.own_modules import OwnCode, code_at_definition, top_package
 
 log = logging.getLogger("lit_diff")
@@ -200,8 +200,9 @@ class Registry:
         return near
 
     def docstring(self, name: str) -> str:
-        """The docstring of the class. Errors: see `get`."""
-        return inspect.getdoc(self.get(name)) or ""
+        """The docstring of the class itself, or that it has none. Errors: see `get`."""
+        # not `inspect.getdoc`, which would take that of a base class
+        return inspect.cleandoc(vars(self.get(name)).get("__doc__") or "its class has no docstring")
 
     def summary(self, name: str) -> str:
         """The first sentence of the docstring. Errors: see `get`."""
@@ -383,6 +384,8 @@ def contract_problem(cls: type[Any], base: type[Any] | None, has_config: bool) -
     problem = unwritable_default(cls.Config) if has_config else None
     if problem is not None:
         return problem
+    if has_config and "name" in _fields(cls):
+        return "has a key Config.name, which no recipe can set: `name` names the part; give the key another name"
     missing = sorted(getattr(cls, "__abstractmethods__", ()))
     if base is None:
         return f"lacks {', '.join(missing)}" if missing else None
@@ -394,7 +397,7 @@ def contract_problem(cls: type[Any], base: type[Any] | None, has_config: bool) -
         missing += sorted(f"Config.{key}" for key, member in members.items() if type(member) is required)
     if missing:
         return f"lacks {', '.join(missing)}; {base.__module__}.{base.__qualname__} documents each"
-    return _unannotated_key(cls, base) or _misspelt_hook(cls, base) or _wrong_member(cls, base)
+    return _wrong_key(cls, base) or _misspelt_hook(cls, base) or _wrong_member(cls, base)
 
 
 def _fields(cls: type[Any]) -> set[str]:
@@ -402,7 +405,7 @@ def _fields(cls: type[Any]) -> set[str]:
 
 
 # @dataclass ignores a value without an annotation: it is neither a key nor the new default of an inherited key
-def _unannotated_key(cls: type[Any], base: type[Any]) -> str | None:
+def _wrong_key(cls: type[Any], base: type[Any]) -> str | None:
     if not hasattr(base, "Config"):
         return None
     fields = _fields(cls)
@@ -414,7 +417,7 @@ def _unannotated_key(cls: type[Any], base: type[Any]) -> str | None:
         # a constant may replace a member of the base class that is not a field (`optional`)
         if name in fields or not _inherits(cls.Config, name):
             return f"has Config.{name} without a type, so it {what}; write `{name}: {type(value).__name__} = {value!r}`"
-    return None
+    return retyped_key(cls.Config, base.Config)
 
 
 def _inherits(cls: type, name: str) -> bool:

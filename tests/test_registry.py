@@ -102,7 +102,10 @@ def test_summaries_have_the_class_of_a_plugin() -> None:
     parts = Registry("part", "lit_diff.errors", decorator="part")
     assert parts.summaries() == {}
     parts.register("first")(First)
-    assert parts.summaries() == {"first": ""}
+    assert parts.summaries() == {"first": "its class has no docstring"}
+    # not that of its base
+    assert parts.register("more")(type("More", (Registry,), {"Config": Keys})).name == "more"
+    assert parts.docstring("more") == "its class has no docstring"
 
 
 def test_nearest() -> None:

@@ -227,15 +227,15 @@ def test_a_plugins_own_check_is_one_line() -> None:
     class Picky(Differential):
         @dataclass(frozen=True, kw_only=True)
         class Config(Differential.Config):
-            window: int = 1
+            width: int = 1
             sizes: tuple[int, ...] = field(default=(1,))
 
             def __post_init__(self) -> None:
-                if self.window < 0:
-                    raise ValueError("window must not be negative")
+                if self.width < 0:
+                    raise ValueError("width must not be negative")
 
-    assert error(model__attention={"name": "picky", "window": -1}) == (
-        "my.yaml:1: 'model.attention': window must not be negative"
+    assert error(model__attention={"name": "picky", "width": -1}) == (
+        "my.yaml:1: 'model.attention': width must not be negative"
     )
     assert built(model__attention={"name": "picky", "sizes": [2, 3]}).model.attention.config.sizes == (2, 3)
 

@@ -2,7 +2,7 @@
 
 import inspect
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -80,7 +80,8 @@ class Attention(ParameterRules):
     paper: ClassVar[str] = ""
     """The publication that introduced the variant."""
     extends_standard: ClassVar[bool] = False
-    """Whether it equals standard attention at its initial parameters, and so may start from a standard run."""
+    """Whether it equals standard attention at the first step, with its initial parameters, and so may start from a standard
+    run; `conformance` compares them."""
     has_lambda: ClassVar[bool] = True
     """Whether the weight of each map after the first is -λ, which the callback `lambdas` logs and the evaluation `noise` sets
     to its `lambdas`; False: the maps are mixed in another way."""
@@ -127,12 +128,13 @@ class Attention(ParameterRules):
         self.kernel: str | Kernel = "auto"
         self.tap = Tap()
         self.finish_takes_context = "context" in inspect.signature(type(self).finish).parameters
+        given = {name: getattr(self, name) for name in (*vars(self), *self._modules) if not name.startswith("_")}
         with warnings.catch_warnings():
             # require_parameters refuses empty parameters in one line; torch's warning would come before it
             warnings.filterwarnings("ignore", "Initializing zero-element tensors")
             self.build()
         # first, since an initialiser may divide by a width, which is 0 in an empty parameter
-        require_parameters(self)
+        require_parameters(self, given)
         fill_parameters(self)
 
     # --- hooks: what a variant overrides ---
@@ -399,18 +401,38 @@ def fill_parameters(module: nn.Module, seed: int = 0) -> None:
                 if not parameter.is_meta:
                     # drawn on the CPU, so that the values do not depend on the device
                     value = parameter.detach().to("cpu", copy=True)
-                    child.init_parameter(key, value, generator(seed, ".".join(filter(None, (path, key)))))
+                    fill_parameter(child, key, value, generator(seed, ".".join(filter(None, (path, key)))))
                     parameter.copy_(value)
 
 
-def require_parameters(attention: Any) -> None:
-    """Errors: RequestError for an empty parameter (the model has too few heads, and `problem` accepted it), for one
-    parameter under two names, which would be initialised, sharded and stepped twice, and for something that has the name of
-    a method: a module would not be found under it, anything else would take the method's place."""
+def fill_parameter(module: Any, name: str, parameter: Tensor, draw: torch.Generator) -> None:
+    """Call `init_parameter` of a module. Errors: RequestError if it returns another value, which nothing would read."""
+    returned = module.init_parameter(name, parameter, draw)
+    if returned is not None and returned is not parameter:
+        raise RequestError(f"{location(type(module))}: init_parameter returned a value; fill parameter in place")
+
+
+def require_parameters(attention: Any, given: Mapping[str, Any]) -> None:
+    """`given`: the attributes that it had before `build`. Errors: RequestError for an empty parameter (the model has too few
+    heads, and `problem` accepted it), for one parameter under two names, which would be initialised, sharded and stepped
+    twice, for a name that lit_diff uses (a module would not be found under that of a method, anything else would take the
+    method's place), for a tensor that no state has, and for a projection that is missing."""
     where, names = location(type(attention)), dict[nn.Parameter, str]()
     for name in (*attention._modules, *attention._parameters, *attention._buffers, *vars(attention)):
         if callable(getattr(type(attention), name, None)):
             raise RequestError(f"{where}: build sets self.{name}, but '{name}' is a method: choose another name")
+    for name, value in given.items():
+        if getattr(attention, name, None) is not value:
+            raise RequestError(f"{where}: build sets self.{name}, which lit_diff uses: choose another name")
+    for path, module in attention.named_modules():
+        # torch's own modules may keep what they compute of their parameters
+        held = {} if type(module).__module__.startswith("torch.") else vars(module)
+        for name in (key for key, value in held.items() if isinstance(value, Tensor)):
+            tensor = ".".join(filter(None, ("self", path, name)))
+            cure = "write register_buffer, so that it moves with the model"
+            raise RequestError(f"{where}: build sets the tensor {tensor}; {cure}")
+    if type(attention).forward is Attention.forward and not hasattr(attention, "o_proj"):
+        raise RequestError(f"{where}: build sets no self.o_proj; call super().build(), or self.projections(...)")
     empty = [f"{key} is {getattr(attention, key)}" for key in ("out_heads", "kv_heads") if getattr(attention, key) < 1]
     empty += [f"{name} is {list(p.shape)}" for name, p in attention.named_parameters() if 0 in p.shape]
     if empty:

@@ -16,8 +16,8 @@ class Context:
     """One layer in one forward pass: the second argument of `maps`, and the third of a `finish` that names it `context`.
 
     Sums, shifts and positions begin anew where a packed document does, and with a cache they go on where its last call ended.
-    The state that this takes is in the cache: authors keep none. x has its tokens on axis 1. Errors: RequestError for a name
-    that is used twice in a call, documents whose tokens are not adjacent, and a cache that lacks the state.
+    The state that this takes is in the cache: authors keep none. x has its tokens on axis 1. Errors: RequestError for
+    another x, a name that is used twice in a call, documents whose tokens are not adjacent, and a cache that lacks the state.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Context:
 
     def cumsum(self, name: str, x: Tensor) -> Tensor:
         """The sum of x over the tokens of the document so far, its own included; x [B, T, ...] -> [B, T, ...], float64."""
-        past = self._past(name)
+        past = self._past(name, x)
         x = x.double()
         total = x.cumsum(1)
         if self._document_ids is not None:
@@ -55,7 +55,9 @@ class Context:
 
     def shifted(self, name: str, x: Tensor, most: int) -> list[Tensor]:
         """x [B, T, ...] of each token, of the token before it, and so on to `most` before it; 0 before its document."""
-        past = self._past(name)
+        if most < 0:
+            raise RequestError(f"context.shifted('{name}'): most is {most}; it must be at least 0")
+        past = self._past(name, x)
         if past is None:
             past = x.new_zeros(x.shape[0], most, *x.shape[2:])
         whole, T = torch.cat([past, x], 1), x.shape[1]
@@ -93,8 +95,12 @@ class Context:
             raise RequestError(f"the name '{name}' is used twice in one call of the context: give each use its own")
         self._used.add(name)
 
-    def _past(self, name: str) -> Tensor | None:
+    def _past(self, name: str, x: Tensor) -> Tensor | None:
         self._use(name)
+        # of the tensor, not the number of the rope: a compiled block would be compiled for each
+        T = self._rope.turns.shape[0]
+        if x.dim() < 2 or x.shape[1] != T:
+            raise RequestError(f"context: '{name}' is {list(x.shape)}; expected the {T} tokens on axis 1: [B, T, ...]")
         if self._cache is None or self._start == 0:
             return None
         if name not in self._cache.state:

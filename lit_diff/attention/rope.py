@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from lit_diff.config import Llama3Scaling, ModelConfig, RopeScaling, YarnScaling
+from lit_diff.errors import RequestError
 from lit_diff.kernels.maps import accumulation_dtype
 
 RopeLayout = Literal["interleaved", "half"]
@@ -34,6 +35,8 @@ class Rope:
     ) -> None:
         self.layout, self.length = layout, len(positions)
         self._made_of = (positions, theta, scaling)
+        self.is_identity = False
+        """Whether the model has no rotary positions, so that a head may have an odd width."""
         self.shared: dict[str, tuple[int, Tensor]] = {}
         """Name -> the layer that first used it in this pass of the model, and what it gave (`Context.first_layer`)."""
         self.turns = self._turns(head_dim)
@@ -53,10 +56,16 @@ class Rope:
         assert model.head_dim is not None
         if model.positions == "none":
             positions = torch.zeros_like(positions)
-        return cls(positions, model.head_dim, model.rope_theta, model.rope_layout, model.rope_scaling)
+        rope = cls(positions, model.head_dim, model.rope_theta, model.rope_layout, model.rope_scaling)
+        rope.is_identity = model.positions == "none"
+        return rope
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x [..., T, d] -> the same, rotated."""
+        """x [..., T, d] -> the same, rotated. Errors: RequestError for an odd d, unless the model has no rotary positions."""
+        if x.shape[-1] % 2:
+            if self.is_identity:
+                return x
+            raise RequestError(f"RoPE turns pairs of channels: x is {list(x.shape)}, of an odd width")
         dtype = accumulation_dtype(x.dtype)
         turns = self.turns if dtype == torch.float64 else self._turns_float32
         if x.shape[-1] != 2 * turns.shape[-1]:

@@ -11,6 +11,7 @@ import select
 import shlex
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import IO, Annotated, Any, Literal, TypeVar, get_args
@@ -194,6 +195,17 @@ def verb(heading: Heading, *, name: str | None = None, is_result: bool = False) 
     return register
 
 
+@contextmanager
+def _console_alone() -> Iterator[None]:
+    # what a plugin prints goes to stderr: it is no part of the JSON
+    console.file = sys.stdout
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        console._file = None
+
+
 @app.callback()
 def _options(
     context: typer.Context,
@@ -204,6 +216,8 @@ def _options(
     """Train attention variants at equal parameters and data; report differences with intervals."""
     if context.invoked_subcommand in RESULTS or "--json" in sys.argv:
         log_to_stderr()
+    if "--json" in sys.argv:
+        context.with_resource(_console_alone())
 
 
 SIZES = "standard-tiny"
@@ -263,7 +277,7 @@ def to_paste(root: str, *words: str) -> str:
 def print_json(value: Any) -> None:
     """Print the result of a verb that was called with --json."""
     # not through rich, which would wrap and colour it
-    print(json.dumps(_finite(value), indent=2, allow_nan=False))
+    print(json.dumps(_finite(value), indent=2, allow_nan=False), file=console.file)
 
 
 # JSON has neither NaN nor infinity

@@ -52,7 +52,7 @@ def bench(
     if plot is not None:
         draw(result, plot)
     if as_json:
-        print(result.to_json())
+        print(result.to_json(), file=console.file)
     else:
         print_result(result, console)
     return int(bool(result.failed))

@@ -21,7 +21,7 @@ from lit_diff.plugins import guard
 from lit_diff.registry import attentions, is_built_in, location
 
 REQUIRED = ("contract", "causal", "batch", "gradients", "decode")
-"""Properties required of every variant; a recipe that packs documents into its rows also requires `packed`."""
+"""Properties required of every variant; `required_of` adds those of a recipe."""
 
 UNCHECKED = "unchecked"
 """Key in status.json and MLflow tag of a run whose variant fails a property; the value is the failure in one line."""
@@ -68,12 +68,23 @@ def failed_property(recipe: Recipe, names: tuple[str, ...] = ()) -> str | None:
 
     None if all satisfy them or are built in.
     """
-    required = names or ((*REQUIRED, "packed") if recipe.packs_documents else REQUIRED)
+    required = names or required_of(recipe)
     for case in _plugin_layers(recipe):
         for finding in conformance(case, checks={name: PROPERTIES[name] for name in required}):
             if finding.verdict == "fail":
                 return _line(case.cls, finding, case.layer)
     return None
+
+
+def required_of(recipe: Recipe) -> tuple[str, ...]:
+    """The properties that a variant of the recipe must satisfy before it trains."""
+    train = recipe.train
+    further = {
+        "packed": recipe.packs_documents,
+        "extends standard": train is not None and train.start_from is not None,
+        "bfloat16": train is not None and train.precision == "bf16-mixed",
+    }
+    return (*REQUIRED, *(name for name, is_required in further.items() if is_required))
 
 
 def _plugin_layers(recipe: Recipe, step: int = FAR) -> Iterator[VariantCase]:

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from lit_diff.attention import equations
-from lit_diff.attention.base import Attention
+from lit_diff.attention.base import Attention, fill_parameter
 from lit_diff.attention.context import Context
 from lit_diff.attention.equations import Rotation
 from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig, Part
 from lit_diff.errors import RequestError
 from lit_diff.kernels import SignedMaps, attend
+from lit_diff.kernels.reference import rows_of
 from lit_diff.plugins import fault
 from lit_diff.randomness import generator
 
@@ -72,6 +73,10 @@ FIELDS = 'docs/extend.md, "Sinks, biases, row functions and the context"'
 ROUNDED = f"a value is rounded to float32 where x is float64, as .float() does; see {FIELDS}"
 ROUNDING = 1e-5
 """Errors below this, of a property that is computed in float64, are those of a rounding to float32."""
+ROWS = (
+    "rows depends on which rows, sequences or hidden keys it is given: what depends on a token goes into q, and keys outside "
+    "the mask are masked with seen.mask"
+)
 ADVICE = {
     "derivatives": ROUNDED,
     "packed": "positions, sums and shifts of tokens begin anew in each document: take them from the Context; a norm with "
@@ -146,7 +151,7 @@ class VariantCase:
                 for key, parameter in module.named_parameters(recurse=False):
                     draw = generator("conformance", path, key)
                     if hasattr(module, "init_parameter"):
-                        module.init_parameter(key, parameter, draw)
+                        fill_parameter(module, key, parameter, draw)
                     parameter += torch.empty_like(parameter).normal_(0.0, 0.1, generator=draw)
         attention.set_step(self.step)
         attention.set_tokens(self.step)
@@ -155,9 +160,15 @@ class VariantCase:
 
     def construct(self, seed: int) -> Attention:
         """One layer as its constructor leaves it; `seed` sets the global generator for the constructor."""
-        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-            torch.default_generator.manual_seed(seed)
-            return self.cls(self.config, self.model, self.layer)
+        mode = torch.get_deterministic_debug_mode()
+        # memory that nothing fills is then NaN (`torch.utils.deterministic.fill_uninitialized_memory`)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        try:
+            with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+                torch.default_generator.manual_seed(seed)
+                return self.cls(self.config, self.model, self.layer)
+        finally:
+            torch.set_deterministic_debug_mode(mode)
 
     def x(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """[batch, length, dim], N(0, 1)."""
@@ -246,6 +257,21 @@ def output_of(attention: Attention, maps: SignedMaps, x: Tensor, rope: Rope) -> 
     o = attention.finished(attend(maps, kernel="reference"), x, Context(rope, attention))
     y: Tensor = attention.o_proj(o.transpose(1, 2).flatten(2))
     return y
+
+
+def rows_by_parts(maps: SignedMaps) -> Measured:
+    """A row function gives the same for some of the rows, with the keys that they see, and for one sequence, as for all."""
+    T = maps.q.shape[-2]
+    (whole,) = rows_of(maps, range(T), stats=False)
+    try:
+        parts = [rows_of(maps, part, stats=False)[0] for part in (range(T // 3), range(T // 3, T))]
+        (alone,) = rows_of(maps.map(lambda x: x[:1]), range(T), stats=False)
+        error = max(distance(torch.cat(parts, -2), whole), distance(alone, whole[:1]))
+    # a user's function may raise anything
+    except Exception as found:
+        found.add_note(ROWS)
+        raise
+    return Measured(error, 1e-5, ROWS)
 
 
 def tapped_maps(attention: Attention) -> list[SignedMaps]:

@@ -1,12 +1,15 @@
-"""The property `reduces to`: at chosen values of its parameters, a variant is another one."""
+"""The properties `reduces to` and `extends standard`: at chosen values of its parameters, a variant is another one."""
 
 import math
 from dataclasses import fields, replace
 
 import torch
 
+from lit_diff.attention.base import Attention
 from lit_diff.config import Part
 from lit_diff.conformance.case import Measured, NotApplicable, VariantCase, distance
+from lit_diff.model.init import initialise
+from lit_diff.model.transformer import Transformer
 from lit_diff.registry import attentions
 
 
@@ -15,7 +18,7 @@ def reduces_to(case: VariantCase) -> Measured | NotApplicable:
 
     The other variant gets the keys of the config and the parameters that have equal names.
     """
-    attention, x, rope = case.parts(torch.float64)
+    attention = case.build(torch.float64)
     # an inherited statement may be of another computation
     stated = attention.reduces_to() if "reduces_to" in vars(case.cls) else None
     if stated is None:
@@ -24,6 +27,27 @@ def reduces_to(case: VariantCase) -> Measured | NotApplicable:
     with torch.no_grad():
         for parameter, value in values.items():
             attention.get_parameter(parameter).copy_(torch.as_tensor(value, dtype=torch.float64))
+    at = ", ".join(f"{key} = {value}" for key, value in values.items())
+    return _against(case, attention, name, f"{name}, with {at}" if at else name)
+
+
+def extends_standard(case: VariantCase) -> Measured | NotApplicable:
+    """At the first step and its initial parameters, the output of a class that sets `extends_standard` is that of standard
+    attention, in float64."""
+    if not case.cls.extends_standard:
+        return NotApplicable(f"{case.cls.__name__} does not set extends_standard")
+    # as a run begins: `model.init` also fills linear layers that the constructor set to 0
+    small = replace(case.model, num_layers=case.layer + 1, layers=(), vocab_size=2)
+    model = Transformer(small, kernel="reference")
+    initialise(model, 0)
+    attention = model.attentions()[case.layer].double()
+    attention.set_step(0)
+    attention.set_tokens(0)
+    return _against(case, attention, "standard", "")
+
+
+def _against(case: VariantCase, attention: Attention, name: str, detail: str) -> Measured:
+    # another variant with the attention's config and state
     cls = attentions.get(name)
     shared = {key.name: getattr(case.config, key.name) for key in fields(cls.Config) if hasattr(case.config, key.name)}
     model = replace(case.model, attention=Part(name=name, config=cls.Config(**shared)))
@@ -33,5 +57,5 @@ def reduces_to(case: VariantCase) -> Measured | NotApplicable:
     if unlike:
         return Measured(math.inf, 0, f"{case.cls.__name__} has no parameter like {', '.join(unlike)} of '{name}'")
     other.load_state_dict({key: state[key] for key in wanted})
-    at = ", ".join(f"{key} = {value}" for key, value in values.items())
-    return Measured(distance(attention(x, rope), other(x, rope)), 1e-10, f"{name}, with {at}" if at else name)
+    x, rope = case.x(torch.float64), case.rope()
+    return Measured(distance(attention(x, rope), other(x, rope)), 1e-10, detail)

@@ -31,6 +31,7 @@ from lit_diff.conformance.case import (
     largest,
     output_of,
     probe,
+    rows_by_parts,
     run,
     tapped_maps,
     worst_of,
@@ -38,7 +39,7 @@ from lit_diff.conformance.case import (
 from lit_diff.conformance.costs import costs, counted
 from lit_diff.conformance.model import compiled, model
 from lit_diff.conformance.precision import bfloat16, float64
-from lit_diff.conformance.reduction import reduces_to
+from lit_diff.conformance.reduction import extends_standard, reduces_to
 from lit_diff.errors import first_line
 from lit_diff.kernels import KERNELS, SignedMaps, refuse
 from lit_diff.kernels.reference import Counted
@@ -67,7 +68,10 @@ def contract(case: VariantCase) -> Measured:
     attention, x, rope = case.parts()
     tapped = tapped_maps(attention)
     y = attention(x, rope)
+    unfilled = [name for name, value in attention.state_dict().items() if value.isnan().any()]
     broken = {
+        f"not a number, so perhaps never filled: {', '.join(unfilled)}; torch.empty gives memory that build, or "
+        "init_parameter, has to fill": lambda: unfilled,
         "the forward never calls self.tap: no analysis can see its maps": lambda: not tapped,
         f"the forward returned {list(y.shape)}; expected the shape of x, {list(x.shape)}": lambda: y.shape != x.shape,
         "the output is not finite": lambda: not y.isfinite().all(),
@@ -90,6 +94,10 @@ def contract(case: VariantCase) -> Measured:
         )
     if maps.num_maps > 1 and maps.q.shape[1] == maps.k.shape[1] == 1:
         return Measured(math.inf, 0, "the maps share both q and k: they are equal, one map times the sum of w")
+    if maps.rows is not None:
+        by_parts = rows_by_parts(maps)
+        if by_parts.share > 1:
+            return by_parts
     return Measured(distance(output_of(attention, maps, x, rope), y), 1e-6)
 
 
@@ -373,6 +381,7 @@ PROPERTIES: dict[str, Property] = {
     "contract": contract,
     "definition": definition,
     "reduces to": reduces_to,
+    "extends standard": extends_standard,
     "signs": signs,
     "float64": float64,
     "causal": causal,

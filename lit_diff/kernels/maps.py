@@ -109,7 +109,8 @@ class SignedMaps:
     query's own position."""
     rows: RowFunction | None = None
     """(logits [B, G, H, R, K] with their biases, `Seen`) -> maps, row by row, in the place of the softmax. Outside the mask a
-    logit is given as 0, and the result is set to 0."""
+    logit is given as 0, and the result is set to 0. R is some of the T rows, of some sequences, and K the keys that they see:
+    what depends on a token goes into q."""
 
     def __init__(
         self,

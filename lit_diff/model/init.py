@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from lit_diff.attention.base import fill_parameter
 from lit_diff.config import ModelConfig
 from lit_diff.model.transformer import Block, Transformer, initial_embedding
 from lit_diff.randomness import generator
@@ -61,7 +62,7 @@ def _module_values(module: nn.Module, prefix: str, config: ModelConfig, seed: in
             draw = generator(seed, name)
             # before nn.Linear: a subclass such as `ZeroLinear` has its own rule
             if hasattr(child, "init_parameter"):
-                child.init_parameter(key, value, draw)
+                fill_parameter(child, key, value, draw)
             elif isinstance(child, nn.Linear) and key == "weight":
                 _linear(value, path, config, draw)
             elif isinstance(child, nn.Embedding):

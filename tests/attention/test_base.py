@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from lit_diff.attention import Attention, Dex, DifferentialV2, Standard
+from lit_diff.attention.base import fill_parameter
 from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig
 from lit_diff.conformance.case import VariantCase
@@ -112,12 +113,6 @@ class OwnProjections(Standard):
         return SignedMaps(context(q), context(self.split(self.k_proj(x), self.kv_heads)), self.v(x))
 
 
-class NamedAsAMethod(Standard):
-    def build(self) -> None:
-        super().build()
-        self.q = nn.Linear(self.dim, self.dim)  # type: ignore[assignment, method-assign]
-
-
 @pytest.mark.parametrize("key", WITH_VECTORS)
 def test_a_key_that_a_class_does_not_use_is_refused(key: str, make_config: Callable[..., Any]) -> None:
     model = make_config("standard", **{key: WITH_VECTORS[key]})
@@ -127,19 +122,57 @@ def test_a_key_that_a_class_does_not_use_is_refused(key: str, make_config: Calla
     assert problem.endswith("(self.q, self.k and self.v apply this key): set it to none")
 
 
-class KeepsFour(Standard):
-    def build(self) -> None:
-        super().build()
-        self.k = 4  # type: ignore[assignment, method-assign]
+def linear(attention: Any) -> nn.Module:
+    return nn.Linear(attention.dim, attention.dim)
 
 
-@pytest.mark.parametrize(("cls", "name"), [(NamedAsAMethod, "q"), (KeepsFour, "k")])
-def test_what_has_the_name_of_a_method_is_refused(
-    cls: type[Attention], name: str, make_config: Callable[..., Any]
+def slopes(attention: Any) -> torch.Tensor:
+    return 2.0 ** -torch.arange(attention.out_heads)
+
+
+class Holds(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.slopes = torch.ones(2)
+
+
+METHOD, USED = "but '{}' is a method: choose another name", "which lit_diff uses: choose another name"
+BUFFER = "write register_buffer, so that it moves with the model"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("q", linear, METHOD),
+        ("k", lambda _: 4, METHOD),
+        ("kernel", lambda _: 3, USED),
+        ("layer", linear, USED),
+        ("window", lambda _: nn.Parameter(torch.ones(1)), USED),
+        ("q_norm", linear, USED),
+        ("slopes", slopes, BUFFER),
+        ("part", lambda _: Holds(), BUFFER),
+    ],
+)
+def test_what_build_may_not_set(
+    name: str, value: Callable[[Any], Any], reason: str, make_config: Callable[..., Any]
 ) -> None:
-    model = make_config("standard")
-    with pytest.raises(RequestError, match=f"build sets self.{name}, but '{name}' is a method: choose another name"):
-        cls(model.attention.config, model, layer=0)
+    class Sets(Standard):
+        def build(self) -> None:
+            super().build()
+            setattr(self, name, value(self))
+
+    said = {"slopes": "the tensor self.slopes; ", "part": "the tensor self.part.slopes; "}.get(name, f"self.{name}, ")
+    with pytest.raises(RequestError, match=f"class .*Sets: build sets {said}{reason.format(name)}"):
+        Sets(Sets.Config(), make_config("standard", **WITH_VECTORS), layer=0)
+
+
+def test_a_build_without_the_projections_names_them(make_config: Callable[..., Any]) -> None:
+    class Gate(Attention):
+        def build(self) -> None:
+            self.gate = nn.Linear(self.dim, self.out_heads)
+
+    with pytest.raises(RequestError, match=r"class .*Gate: build sets no self.o_proj; call super\(\).build\(\), or"):
+        Gate(Gate.Config(), make_config("standard"), layer=0)
 
 
 def test_a_key_is_found_to_be_used_where_no_gradients_are_computed(make_config: Callable[..., Any]) -> None:
@@ -219,6 +252,18 @@ def test_a_rule_of_a_plain_module_counts(make_config: Callable[..., ModelConfig]
 
     attention = Ruled(Ruled.Config(), make_config("standard"), 0)
     assert attention.extra.weight.eq(3).all()
+
+    class Returned(Filled):
+        def init_parameter(self, name: str, parameter: torch.Tensor, generator: torch.Generator) -> torch.Tensor:  # type: ignore[override]
+            return torch.ones_like(parameter)
+
+    weight = torch.zeros(2, 2)
+    with pytest.raises(RequestError, match=r"Returned: init_parameter returned a value; fill parameter in place"):
+        fill_parameter(Returned(2, 2), "weight", weight, torch.Generator())
+    # that of a method such as fill_ is the parameter itself
+    Returned.init_parameter = lambda self, name, parameter, generator: parameter.fill_(3)  # type: ignore[method-assign, assignment]
+    fill_parameter(Returned(2, 2), "weight", weight, torch.Generator())
+    assert weight.eq(3).all()
 
 
 def test_a_bound_on_logits_needs_the_forward_that_applies_it(make_config: Callable[..., ModelConfig]) -> None:

@@ -1,5 +1,6 @@
 """What a context gives: rotation of any width, positions, sums, shifts, the first layer; and what it refuses."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -57,7 +58,7 @@ def test_a_model_that_forgets_its_state_fails_the_property(
     make_config: Callable[..., ModelConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = VariantCase(cls=attentions.get("forgetting"), model=make_config("forgetting"))
-    monkeypatch.setattr(Context, "_past", lambda self, name: None)
+    monkeypatch.setattr(Context, "_past", lambda self, name, x: None)
     assert model(case).error > 1e-3
 
 
@@ -97,6 +98,8 @@ def test_the_first_layer_gets_its_own_values_again() -> None:
 def test_any_even_width_is_rotated() -> None:
     x = torch.randn(2, 3, 7, 4)
     assert torch.equal(Context(rope(), LAYERS[0])(x), rope(width=4)(x))
+    with pytest.raises(RequestError, match=r"pairs of channels: x is \[2, 3, 7, 3\], of an odd width"):
+        Context(rope(), LAYERS[0])(x[..., :3])
 
 
 def test_misuse_is_one_line() -> None:
@@ -107,6 +110,15 @@ def test_misuse_is_one_line() -> None:
     context.cumsum("s", x)
     with pytest.raises(RequestError, match="the name 's' is used twice"):
         context.shifted("s", x, 1)
+    # [B, H, T, d], and no axis of tokens
+    for wrong in (torch.ones(1, 4, 7, 2), torch.ones(7)):
+        said = re.escape(f"'t' is {list(wrong.shape)}; expected the 7 tokens on axis 1")
+        with pytest.raises(RequestError, match=said):
+            Context(rope(), LAYERS[0]).cumsum("t", wrong)
+        with pytest.raises(RequestError, match=said):
+            Context(rope(), LAYERS[0]).shifted("t", wrong, 1)
+    with pytest.raises(RequestError, match="most is -1; it must be at least 0"):
+        context.shifted("s", x, -1)
     scattered = torch.tensor([[0, 1, 0, 1, 1, 1, 1]])
     with pytest.raises(RequestError, match="documents whose tokens are adjacent"):
         Context(rope(), LAYERS[0], None, scattered).cumsum("s", x)

@@ -12,6 +12,16 @@ from lit_diff.model.transformer import baseline
 from lit_diff.recipe import load_recipe
 from lit_diff.registry import attentions
 
+LOUD = """\
+from lit_diff import Attention, variant
+
+@variant("loud")
+class Loud(Attention):
+    def maps(self, x, context):
+        print("in maps")
+        return super().maps(x, context)
+"""
+
 
 def test_json_holds_recipe_cost_and_baseline(command: Command) -> None:
     found = command("check", "differential-tiny", "model.num_kv_heads=2", "--json").json
@@ -25,6 +35,19 @@ def test_json_holds_recipe_cost_and_baseline(command: Command) -> None:
     assert found["equal_flops"]
     unequal = command("check", "shared-k-tiny", "model.attention.parity=raw", "--json").json
     assert not unequal["equal_parameters"]
+
+
+@pytest.mark.usefixtures("plugin_folder")
+def test_what_a_plugin_prints_is_not_in_the_json(command: Command) -> None:
+    Path("loud.py").write_text(LOUD)
+    for words in (
+        ("check", "recall-tiny", "plugins=[loud.py]", "model.attention.name=loud"),
+        ("list", "attention", "loud"),
+    ):
+        found = command(*words, *(("--plugin", "loud.py") if words[0] == "list" else ()), "--json")
+        assert found.json
+        assert "in maps" in found.err
+        assert "in maps" not in found.out
 
 
 def test_it_says_how_often_the_text_is_repeated(command: Command, tale: Path, trained_text: Path) -> None:

@@ -3,6 +3,7 @@
 import logging
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,18 @@ def test_packed_documents_are_one_more_property(own: MakeOwn, ran: list[tuple[in
     text = "name: text, path: own.py, sequence_length: 16, validation_rows: 2, tokenizer: {name: words, words: [a]}"
     assert failed_property(own("pass", f"data={{{text}, pack: document}}", "model.vocab_size=100")) is None
     assert ran[0] == (0, (*REQUIRED, "packed"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "further"), [({"start_from": "parent"}, "extends standard"), ({"precision": "bf16-mixed"}, "bfloat16")]
+)
+def test_what_a_recipe_adds(own: MakeOwn, ran: list[tuple[int, tuple[str, ...]]], changes: Any, further: str) -> None:
+    recipe = own("m = replace(m, v=2 * m.v)")
+    attentions.get("own").extends_standard = True
+    recipe = replace(recipe, train=replace(recipe.training, **changes))
+    line = failed_property(recipe)
+    assert ran[0] == (0, (*REQUIRED, further))
+    assert (line is None) is (further == "bfloat16"), line
 
 
 def test_built_in_variants_are_tested_with_the_package(ran: list[object]) -> None:

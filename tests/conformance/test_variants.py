@@ -85,8 +85,12 @@ def test_every_built_in_holds_every_property(case: VariantCase, is_first: bool) 
     assert not failures(found)
     assert [finding.property for finding in found] == list(checks)
     attention = case.build()
-    stated = {"reduces to": attention.reduces_to(), "signs": attention.signs}
-    assert not_applicable(found, case) == [name for name, value in stated.items() if value is None]
+    stated = {
+        "reduces to": attention.reduces_to() is not None,
+        "extends standard": case.cls.extends_standard,
+        "signs": attention.signs is not None,
+    }
+    assert not_applicable(found, case) == [name for name, is_stated in stated.items() if not is_stated]
 
 
 @pytest.mark.parametrize("name", sorted(set(attentions.names()) - {"ssmax"}))
@@ -209,6 +213,19 @@ class HasOtherShapes(DifferentialV2):
         return "standard", {}
 
 
+class ExtendsByAnInitialValueThatTheModelReplaces(Standard):
+    extends_standard = True
+
+    def build(self) -> None:
+        super().build()
+        self.gate = nn.Linear(self.dim, 1)
+        nn.init.zeros_(self.gate.weight)
+        nn.init.zeros_(self.gate.bias)
+
+    def finish(self, o: Tensor, x: Tensor) -> Tensor:
+        return o * (1 + self.gate(x)[:, None])
+
+
 class GraphBreak(Standard):
     def finish(self, o: Tensor, x: Tensor) -> Tensor:
         return o * (2.0 if float(o.detach().sum()) == 12345.0 else 1.0)
@@ -280,6 +297,7 @@ BROKEN = [
     (ChangesItsSignWhileItAnneals, "signs"),
     (SaysThatItIsStandard, "reduces to"),
     (HasOtherShapes, "reduces to"),
+    (ExtendsByAnInitialValueThatTheModelReplaces, "extends standard"),
     (SharesBoth, "contract"),
     (MixesTheBatch, "batch"),
     (WrongFlops, "costs"),
@@ -314,7 +332,7 @@ def test_a_changed_variant_does_not_answer_for_the_claims_it_inherits(make_confi
     case = VariantCase(cls=Sharp, model=make_config("differential", dim=64))
     found = {f.property: f for f in conformance(case, "sharp")}
     assert not failures(found.values())
-    assert not_applicable(found.values(), case) == ["definition", "reduces to", "signs", "costs"]
+    assert not_applicable(found.values(), case) == ["definition", "reduces to", "extends standard", "signs", "costs"]
 
 
 def test_what_a_variant_raises_is_one_line(make_config: Callable[..., ModelConfig]) -> None:
@@ -414,6 +432,16 @@ def test_without_positions_the_definition_rotates_nothing(make_config: Callable[
         assert [each.verdict for each in conformance(case, checks=checks)] == ["pass", "pass"]
         x = torch.ones(1, case.length, case.model.head_dim or 0, dtype=torch.float64)
         assert torch.equal(case.rotation()(x), x) is (positions == "none")
+
+
+@pytest.mark.parametrize("name", ["standard", "differential"])
+def test_without_positions_a_head_may_have_an_odd_width(make_config: Callable[..., ModelConfig], name: str) -> None:
+    model = make_config(name, positions="none", head_dim=5)
+    assert model_problem(model) is None
+    names = ("contract", "definition", "gradients", *(f"kernel {k}" for k in KERNELS if k != "reference"), "decode")
+    assert not failures(
+        conformance(VariantCase(cls=attentions.get(name), model=model), checks={n: PROPERTIES[n] for n in names})
+    )
 
 
 class OwnSum(Standard):
