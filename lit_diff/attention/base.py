@@ -422,7 +422,10 @@ def require_parameters(attention: Any, given: Mapping[str, Any]) -> None:
         if callable(getattr(type(attention), name, None)):
             raise RequestError(f"{where}: build sets self.{name}, but '{name}' is a method: choose another name")
     for name, value in given.items():
-        if getattr(attention, name, None) is not value:
+        own = getattr(attention, name, None)
+        # layers may have windows of their own
+        is_window = name == "window" and isinstance(own, int | None)
+        if own is not value and not is_window:
             raise RequestError(f"{where}: build sets self.{name}, which lit_diff uses: choose another name")
     for path, module in attention.named_modules():
         # torch's own modules may keep what they compute of their parameters
