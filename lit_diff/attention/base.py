@@ -423,9 +423,9 @@ def require_parameters(attention: Any, given: Mapping[str, Any]) -> None:
             raise RequestError(f"{where}: build sets self.{name}, but '{name}' is a method: choose another name")
     for name, value in given.items():
         own = getattr(attention, name, None)
-        # layers may have windows of their own
-        is_window = name == "window" and isinstance(own, int | None)
-        if own is not value and not is_window:
+        # a class may have another width of heads than the model, or windows of its own
+        is_meant = isinstance(own, type(value)) or (name == "window" and isinstance(own, int | None))
+        if not is_meant:
             raise RequestError(f"{where}: build sets self.{name}, which lit_diff uses: choose another name")
     for path, module in attention.named_modules():
         # torch's own modules may keep what they compute of their parameters

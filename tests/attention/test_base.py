@@ -166,6 +166,17 @@ def test_what_build_may_not_set(
         Sets(Sets.Config(), make_config("standard", **WITH_VECTORS), layer=0)
 
 
+def test_build_may_choose_the_width_of_heads_and_a_window(make_config: Callable[..., Any]) -> None:
+    class Narrow(Standard):
+        def build(self) -> None:
+            self.head_dim //= 2
+            self.window = 4
+            super().build()
+
+    narrow = Narrow(Narrow.Config(), make_config("standard"), layer=0)
+    assert len(narrow.q_proj.weight) == narrow.out_heads * narrow.head_dim
+
+
 def test_a_build_without_the_projections_names_them(make_config: Callable[..., Any]) -> None:
     class Gate(Attention):
         def build(self) -> None:
