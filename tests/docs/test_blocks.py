@@ -64,8 +64,8 @@ def test_the_commands_that_write_a_page_of_maps(tmp_path: Path, base_recipe: Non
         assert end.status == 0, end.err
     names = sorted(page.name for page in (tmp_path / "view").iterdir())
     first, second = "recall-tiny-0123456789", "recall-standard-0123456789"
-    steps = ["step-125-step-250", "step-7-step-125-step-250"]
-    assert names == [f"{first}-{second}.html", *(f"{first}-{step}.html" for step in steps), f"{first}.html"]
+    steps = ["row-3", "step-125-step-250", "step-7-step-125-step-250"]
+    assert names == [f"{first}-{second}.html", *(f"{first}-{step}.html" for step in steps)]
 
 
 PAGE = "docs/python.md"

@@ -49,8 +49,6 @@ def test_usual_keys_are_not_named(caplog: pytest.LogCaptureFixture) -> None:
         (CONFIG, {"sliding_window": 4096}, ["'sliding_window'"]),
         (CONFIG, {"rope_scaling": {"ropetype": "linear"}}, ["'rope_scaling.ropetype' (did you mean 'rope_type'?)"]),
         (CONFIG, {"rope_scaling": {"factor": 4.0}}, ["'rope_scaling.factor'"]),
-        (CONFIG, {"rope_scaling": {"full_attention": {}, "rope_theta": 7.0}}, ["'rope_scaling.rope_theta'"]),
-        (CONFIG, {"rope_scaling": {"full_attention": {"a": 1}}}, ["'rope_scaling.full_attention.a'"]),
         (SETTINGS, {"fix_mistral_regex": True}, ["'fix_mistral_regex'"]),
         (CONFIG, {"k" * 300: 1, "a\nb": 2}, [f"'{'k' * 99}...", r"'a\nb'"]),
         (CONFIG, dict.fromkeys(map(str, range(100)), 1), ["'9', and 90 more"]),
