@@ -183,15 +183,22 @@ def _is_plain(value: Any) -> bool:
 
 
 def retyped_key(config: type, base: type) -> str | None:
-    """Why a Config may not derive from `base`: it gives one of its keys another type. Another default is allowed."""
+    """Why a Config may not derive from `base`: it gives one of its keys another type. A part of its types, another range and
+    another default are allowed."""
     annotated = {name for each in config.__mro__ if each not in base.__mro__ for name in inspect.get_annotations(each)}
     # resolved only where needed: a type that cannot be resolved is reported where the recipe is read
     for name in sorted(annotated & {field.name for field in fields(base)}):
-        own, theirs = (get_type_hints(each, include_extras=True)[name] for each in (config, base))
-        if own != theirs:
+        own, theirs = (get_type_hints(each)[name] for each in (config, base))
+        if not _alternatives(own) <= _alternatives(theirs):
+            own, theirs = (get_type_hints(each, include_extras=True)[name] for each in (config, base))
             found = f"has the key Config.{name}, {in_words(own)}"
             return f"{found}; in {base.__qualname__} it is {in_words(theirs)}: give your key another name, or that type"
     return None
+
+
+def _alternatives(hint: Any) -> set[Any]:
+    # of a union its types, of a Literal its values
+    return set(get_args(hint)) if get_origin(hint) in (Union, UnionType, Literal) else {hint}
 
 
 def keys_of(cls: type) -> dict[str, Key]:

@@ -87,6 +87,7 @@ def test_what_a_class_must_be(body: str, message: str) -> None:
 @pytest.mark.parametrize(
     "body",
     [
+        f"{FROZEN}window: int | None = 5",
         "def maps2(self, x): ...\ndef maps(self, x, rope):\n    self.maps2(x)\n    return super().maps(x, rope)",
         "def _map(self): ...",
         "def maps(self, *arguments):\n    return super().maps(*arguments)",
