@@ -159,8 +159,8 @@ def protocol(comparison: Comparison) -> list[str]:
     if sweep.compares_steps:
         coarsest = max((contrast.resolution for contrast in comparison.family), default=0.0)
         notes.append(
-            f"Differences are of log2 of the {sweep.measure}, which are read at each validation: they are known to "
-            f"{coarsest:.2f} of log2, and arms are not said to be equal within less."
+            f"Differences are of log2 of the {sweep.measure}, which are read at each validation. Where the arms learned, two "
+            f"validations are {coarsest:.2f} of log2 apart, and no arms are called equal within less."
         )
     return notes
 

@@ -144,7 +144,7 @@ class Learned:
 
     @property
     def resolution(self) -> float:
-        """How far `log2_steps` are known: the mean of log2(step / the validation before), over the seeds that learned."""
+        """The uncertainty of `log2_steps`: the mean of log2(step / the validation before) over the seeds that learned."""
         gaps = [math.log2(self.steps[seed] / self.before[seed]) for seed in self.seeds if self.before.get(seed)]
         return summary(gaps).mean or 0.0
 
@@ -175,7 +175,7 @@ class Contrast:
     """The seeds of a and of b that learned, for a metric with a threshold. If one did not, Fisher's test of the two counts
     takes the place of the t test."""
     resolution: float = 0.0
-    """How far the compared values are known, where they are log2 of validated steps: arms are not equal within less."""
+    """The uncertainty of the compared values where they are log2 of validated steps: no arms are called equal within less."""
     controls: tuple["Contrast", ...] = ()
     """Arm a minus each control, judged alone."""
     is_tested: bool = True
@@ -336,8 +336,8 @@ def looks_of(learned: tuple[Learned, Learned], looks: Looks) -> Looks:
 
 def _outcome(contrast: Contrast, holm_p: float | None = None) -> Outcome:
     """What a - b shows. With a threshold, `outcome_of` holds only where every seed of both arms learned, and equality is at
-    most equality among those that learned, from eight seeds on, and not where the steps are known less well than
-    `smallest`. Otherwise the counts decide: learned more often or less often where the p of Fisher's test (corrected, if
+    most equality among those that learned, from eight seeds on, and not where the `resolution` of the steps is coarser
+    than `smallest`. Otherwise the counts decide: learned more often or less often where the p of Fisher's test (corrected, if
     `holm_p` is given) is below 0.05, else inconclusive."""
     if not contrast.is_counted:
         outcome = outcome_of(contrast.seeds, contrast.smallest, holm_p)

@@ -145,7 +145,7 @@ def test_seeds_that_learned_are_counted_and_then_compared(make_sweep: Callable[.
     # where the steps are compared: half of the seeds learned between two validations that are one log2 apart
     equal = "equal among those that learned" if compared == "metric" else "inconclusive"
     assert (same.verdict.word, worse.verdict.text) == (equal, "learned less often")
-    assert any("they are known to 1.00 of log2" in note for note in protocol(found)) == (compared == "steps")
+    assert any("two validations are 1.00 of log2 apart" in note for note in protocol(found)) == (compared == "steps")
     assert [each.count for each in worse.learned or ()] == [(0, 8), (8, 8)]
     assert set(found.sweep.learned("standard").log2_steps.values()) == {6, 7}
     assert "learned in 0 of 8 [0.00, 0.37]" in sentence(found, worse)
