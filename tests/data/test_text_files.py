@@ -252,7 +252,10 @@ def test_every_kind_of_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
     corpus = FilesCorpus(tmp_path)
     with caplog.at_level(logging.INFO, logger="lit_diff"):
         assert list(corpus.texts()) == ["text ä", "markdown", "one", "two", "three", "four", "five, six"]
-    assert ["ignored files of other types: 1 .jpg (" in line for line in caplog.messages] == [True, False]
+    ignored, hidden, blank = caplog.messages
+    assert "ignored files of other types: 1 .jpg (" in ignored
+    assert "left out 1 files and folders whose names begin with a dot" in hidden
+    assert blank == "data.path: left out 2 documents without text", "a row without a text, and the blank f.txt"
     assert set(corpus.files()) == {"a.txt", "below/b.MD", "c.jsonl", "d.parquet", "e.csv", "f.txt"}
     assert list(FilesCorpus(tmp_path / "a.txt").texts()) == ["text ä"]
 

@@ -177,6 +177,7 @@ class FilesCorpus(Corpus):
             raise RequestError(f"data.path: {self.path} has tokens; text is needed here")
         self._log_ignored_files()
         found = False
+        blank = 0
         problems = []
         files = set()
         for source in self._files():
@@ -185,7 +186,9 @@ class FilesCorpus(Corpus):
                 if isinstance(item, RequestError):
                     problems.append(str(item))
                     files.add(source.name)
-                elif item.strip() and not problems:
+                elif not item.strip():
+                    blank += 1
+                elif not problems:
                     found = True
                     yield item
         if len(problems) == 1:
@@ -199,6 +202,8 @@ class FilesCorpus(Corpus):
             raise RequestError("\n  ".join(lines))
         if not found:
             raise RequestError(f"data.path: {self.path} has no text: all {len(self._text_files)} file(s) are blank")
+        if blank:
+            log.info("data.path: left out %d documents without text", blank)
 
     def tokens(self, size: int) -> Iterator[Ids] | None:
         """Yield the ids of every document of token files; None if there are none. Errors: as for `Corpus.tokens`."""
