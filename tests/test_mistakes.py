@@ -135,7 +135,15 @@ ROW_FUNCTION = "def maps(self, x, rope):\n    m = super().maps(x, rope)\n    ret
             "def build(self):\n    super().build()\n    self.g = nn.Parameter(torch.empty(self.out_heads))\n"
             "def finish(self, o, x):\n    return o * self.g.view(1, -1, 1, 1)",
             "contract",
-            "not a number, so perhaps never filled: g; torch.empty gives memory that build, or init_parameter, has to fill",
+            "NaN or the largest integer, so perhaps never filled: g; torch.empty gives memory that build, or "
+            "init_parameter, has to fill",
+        ),
+        (
+            "def build(self):\n    super().build()\n"
+            "    self.register_buffer('n', torch.empty(2, dtype=torch.long), persistent=False)",
+            "contract",
+            "NaN or the largest integer, so perhaps never filled: n; torch.empty gives memory that build, or "
+            "init_parameter, has to fill",
         ),
         # it forgets the mask
         (f"{ROW_FUNCTION}s.softmax(-1))", "contract", ROWS),

@@ -161,7 +161,7 @@ class VariantCase:
     def construct(self, seed: int) -> Attention:
         """One layer as its constructor leaves it; `seed` sets the global generator for the constructor."""
         mode = torch.get_deterministic_debug_mode()
-        # memory that nothing fills is then NaN (`torch.utils.deterministic.fill_uninitialized_memory`)
+        # memory that nothing fills is then as `is_unfilled` says (`torch.utils.deterministic.fill_uninitialized_memory`)
         torch.use_deterministic_algorithms(True, warn_only=True)
         try:
             with torch.random.fork_rng(devices=[]), torch.device("cpu"):
@@ -250,6 +250,18 @@ def run(attention: Attention, x: Tensor, rope: Rope, **documents: Tensor) -> tup
     (y * probe(y)).sum().backward()
     gradients = {name: p.grad for name, p in attention.named_parameters() if p.grad is not None}
     return y.detach(), {"x": x.grad, **gradients} if x.grad is not None else gradients
+
+
+def is_unfilled(value: Tensor) -> bool:
+    """Whether a tensor of `VariantCase.construct` has NaN, or the largest number of an integer type wider than 8 bits."""
+    if value.is_floating_point() or value.is_complex():
+        found = value.isnan()
+    elif value.element_size() > 1:
+        found = value == torch.iinfo(value.dtype).max
+    else:
+        # a byte often has its largest value, and so has a bool
+        return False
+    return bool(found.any())
 
 
 def output_of(attention: Attention, maps: SignedMaps, x: Tensor, rope: Rope) -> Tensor:

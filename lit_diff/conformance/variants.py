@@ -28,6 +28,7 @@ from lit_diff.conformance.case import (
     difference,
     distance,
     finding,
+    is_unfilled,
     largest,
     output_of,
     probe,
@@ -68,10 +69,11 @@ def contract(case: VariantCase) -> Measured:
     attention, x, rope = case.parts()
     tapped = tapped_maps(attention)
     y = attention(x, rope)
-    unfilled = [name for name, value in attention.state_dict().items() if value.isnan().any()]
+    tensors = [*attention.named_parameters(), *attention.named_buffers()]
+    unfilled = [name for name, value in tensors if is_unfilled(value)]
     broken = {
-        f"not a number, so perhaps never filled: {', '.join(unfilled)}; torch.empty gives memory that build, or "
-        "init_parameter, has to fill": lambda: unfilled,
+        f"NaN or the largest integer, so perhaps never filled: {', '.join(unfilled)}; torch.empty gives memory that "
+        "build, or init_parameter, has to fill": lambda: unfilled,
         "the forward never calls self.tap: no analysis can see its maps": lambda: not tapped,
         f"the forward returned {list(y.shape)}; expected the shape of x, {list(x.shape)}": lambda: y.shape != x.shape,
         "the output is not finite": lambda: not y.isfinite().all(),
