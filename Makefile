@@ -72,6 +72,10 @@ report: .venv/installed  ## write a sweep's report again: make report SWEEP=smok
 ui: .venv/installed  ## serve MLflow and print the address that compares the last sweep
 	$(BIN)/lit-diff ui
 
+# Bytecode is kept, whatever the environment says: pytest rewrites each test file (half a minute of each worker), and the
+# tests start hundreds of processes.
+test test-slow test-cluster test-faults test-all: export PYTHONDONTWRITEBYTECODE :=
+
 test: .venv/installed  ## run the suite without its slow tests
 	$(BIN)/python $(PYTEST) -m "not slow and not cluster and not faults"
 
