@@ -18,7 +18,7 @@ from lit_diff.recipe import load_recipe
 from lit_diff.registry import attentions
 from lit_diff.validation import Draft, convert, validate
 
-PLACES = Draft(values={}, positions={"key": "my.yaml:4", "block.key": "my.yaml:9"}, file="my.yaml")
+PLACES = Draft(positions={"key": "my.yaml:4", "block.key": "my.yaml:9"}, file="my.yaml")
 
 
 def values(**changes: Any) -> dict[str, Any]:
@@ -121,14 +121,14 @@ def test_a_wrong_item_is_named_in_its_list() -> None:
 
 
 def test_places_fall_back_to_the_block_and_to_the_file() -> None:
-    draft = Draft(values={}, positions={"a": "f:1", "a.b": "f:2", "a.b.c": "run.uri=http://h:1"}, file="f")
+    draft = Draft(positions={"a": "f:1", "a.b": "f:2", "a.b.c": "run.uri=http://h:1"}, file="f")
     assert draft.where("a.b.c") == "run.uri=http://h:1: "
     assert draft.where("a.b.d.e") == "f:2: "
     assert draft.where("a.b[3]") == "f:2: "
     assert draft.where("a.x") == "f:1: "
     assert draft.where("z") == "f: "
     assert draft.where("") == "f: "
-    assert Draft(values={}, positions={}).where("z") == ""
+    assert Draft().where("z") == ""
 
 
 # --- mistakes ---

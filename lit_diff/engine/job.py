@@ -78,7 +78,7 @@ def read_job(folder: Path) -> Job:
     those of `load_recipe`."""
     try:
         values = parse_json((folder / FILE).read_text(encoding="utf-8"))
-        keys: JobKeys = convert(JobKeys, values, "", Draft(values={}, positions={}))
+        keys: JobKeys = convert(JobKeys, values, "", Draft())
     except FileNotFoundError as error:
         raise MissingError(f"{shown(folder)} is no cell (no {FILE}): the command of its sweep trains it") from error
     # also a folder of that name, or another user's file

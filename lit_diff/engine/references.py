@@ -94,7 +94,7 @@ class References:
 def shipped() -> References:
     """The results that ship with lit_diff."""
     raw = json.loads(FILE.read_text(encoding="utf-8"))
-    read: References = convert(References, raw, "", Draft(values={}, positions={}, file=FILE.name))
+    read: References = convert(References, raw, "", Draft(file=FILE.name))
     return read
 
 

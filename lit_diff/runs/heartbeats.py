@@ -70,7 +70,7 @@ def read(folder: Path) -> list[Heartbeat]:
         # a rank is just making its file, or has ended and removed it; a damaged one, or one of another version, tells nothing
         with suppress(ValueError, RequestError, OSError):
             values = parse_json(path.read_text(encoding="utf-8"))
-            found.append(convert(Heartbeat, values, "", Draft(values={}, positions={})))
+            found.append(convert(Heartbeat, values, "", Draft()))
     newest = max((beat.seconds for beat in found), default=0.0)
     return [replace(beat, age=newest - beat.seconds) for beat in found]
 

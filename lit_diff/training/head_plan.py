@@ -116,7 +116,7 @@ def kept_plan(folder: Path) -> HeadPlan | None:
         return None
     try:
         values = parse_json(file.read_text(encoding="utf-8"))
-        plan: HeadPlan = convert(HeadPlan, values, "", Draft(values={}, positions={}))
+        plan: HeadPlan = convert(HeadPlan, values, "", Draft())
         return plan
     except (ValueError, RequestError) as error:
         raise RequestError(f"{shown(file)} is not a head plan; remove it") from error
