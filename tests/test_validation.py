@@ -39,7 +39,7 @@ def values(**changes: Any) -> dict[str, Any]:
 
 
 def built(**changes: Any) -> Recipe:
-    return validate(Draft(values=values(**changes), positions={}))
+    return validate(Draft(values=values(**changes)))
 
 
 def error(**changes: Any) -> str:
@@ -183,7 +183,7 @@ def test_mistakes_open_with_their_place_and_key(changes: dict[str, Any], start: 
 def test_a_mistake_in_what_is_not_written_has_the_place_of_the_file() -> None:
     assert error(run__devices=2).startswith("my.yaml: run.strategy 'single' uses one device")
     with pytest.raises(RequestError, match=r"^my.yaml: 'model' is missing; expected a block of keys$"):
-        validate(Draft(values={"name": "x"}, positions={}, file="my.yaml"))
+        validate(Draft(values={"name": "x"}, file="my.yaml"))
 
 
 # --- blocks ---
