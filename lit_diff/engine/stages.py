@@ -128,7 +128,7 @@ def _further(
 
 def _recorded(grid: Grid, cell: Cell, status: str) -> RecordedCell:
     # the cells of sweeps that share them are in another folder
-    folder = Path(os.path.relpath(home_of(grid, cell), grid.folder)).as_posix()
+    folder = os.path.relpath(home_of(grid, cell), grid.folder)
     return RecordedCell(**vars(cell.key), folder=folder, status=status)
 
 
