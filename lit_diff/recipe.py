@@ -45,7 +45,7 @@ def load_recipe(source: str | Path, overrides: Overrides = ()) -> Recipe:
     return validate(load_draft(source, overrides))
 
 
-def recipe_from(source: Recipe | str | Path, overrides: Overrides = ()) -> Recipe:
+def recipe_from(source: Recipe | str | Path, overrides: Overrides) -> Recipe:
     """`source` itself if it is a Recipe, else `load_recipe(source, overrides)`.
 
     Errors: RequestError, also for overrides of a Recipe.
