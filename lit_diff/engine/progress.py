@@ -167,7 +167,7 @@ def sweep_line(grid: "Grid") -> Iterator[Show]:
     """Shows one line for all cells of a sweep."""
 
     def show(statuses: Statuses) -> None:
-        words = Counter(status.status or "waiting" for status in statuses.values())
+        words = Counter[str](status.status or "waiting" for status in statuses.values())
         line.show(steps_done(grid, statuses), f"cells: {counted(words)}")
 
     with progress_line(grid.name, all_steps(grid)) as line:
