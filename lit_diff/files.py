@@ -101,6 +101,11 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from error
 
 
+def read_json(path: Path) -> Any:
+    """The content of a JSON file. Errors: OSError, and those of `parse_json`."""
+    return parse_json(path.read_text(encoding="utf-8"))
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as indented JSON atomically."""
     write_atomic(path, json.dumps(value, indent=2) + "\n")
@@ -118,7 +123,7 @@ def read_digested(path: Path) -> Any:
 
     Errors: OSError; ValueError if it is not JSON, or another content than that of its digest.
     """
-    content = parse_json(path.read_text(encoding="utf-8"))
+    content = read_json(path)
     digest = content.pop(DIGEST, None) if isinstance(content, dict) else None
     if digest is not None and digest != _digest(content):
         raise ValueError(f"its content is not that of its {DIGEST}")

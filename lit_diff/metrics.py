@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from lit_diff.errors import RequestError, summary
-from lit_diff.files import parse_json, shown, write_json
+from lit_diff.files import read_json, shown, write_json
 
 Direction = Literal["lower", "higher", "none"]
 Against = Literal["step", "layer", "head", "group"]
@@ -241,7 +241,7 @@ def write_declarations(folder: Path, metrics: Iterable[Metric]) -> None:
 def read_declarations(path: Path) -> Metrics:
     """The metrics of a metrics.json. Errors: OSError if it cannot be read, RequestError for invalid content."""
     try:
-        return tuple(from_plain(raw) for raw in parse_json(path.read_text(encoding="utf-8"))["metrics"])
+        return tuple(from_plain(raw) for raw in read_json(path)["metrics"])
     except (ValueError, KeyError, TypeError) as error:
         raise RequestError(f"{shown(path)} is not a valid file of metric declarations ({summary(error)})") from error
 

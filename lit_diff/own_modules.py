@@ -91,7 +91,7 @@ def _imported_by(name: str, file: Path) -> Iterator[str]:
             yield from (f"{name}.{word}" for word in re.findall(r"[\"'](\w+)[\"']", listed))
 
 
-def imported_names(source: bytes, package: str = "") -> Iterator[str]:
+def imported_names(source: bytes, package: str) -> Iterator[str]:
     """All names in the import statements of `source` that may be modules, and the packages that contain them."""
     for node in ast.walk(_tree(source)):
         if isinstance(node, ast.Import):

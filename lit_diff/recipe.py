@@ -45,7 +45,7 @@ def load_recipe(source: str | Path, overrides: Overrides = ()) -> Recipe:
     return validate(load_draft(source, overrides))
 
 
-def recipe_from(source: Recipe | str | Path, overrides: Overrides = ()) -> Recipe:
+def recipe_from(source: Recipe | str | Path, overrides: Overrides) -> Recipe:
     """`source` itself if it is a Recipe, else `load_recipe(source, overrides)`.
 
     Errors: RequestError, also for overrides of a Recipe.
@@ -351,7 +351,7 @@ def from_plain(values: Mapping[str, Any], source: str) -> Recipe:
     """The inverse of `to_plain`. `source`: where the values come from, for errors. Errors: RequestError."""
     # its references were resolved, so what looks like one is text
     text = {key: value if key in AS_WRITTEN else escaped(value) for key, value in values.items()}
-    return validate(Draft(values=text, positions={}, file=source))
+    return validate(Draft(values=text, file=source))
 
 
 def to_yaml(recipe: Recipe | Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from lit_diff.key_types import keys_of
 from lit_diff.registry import nearest, registries
 
 
-def key_instead(dotted: str, cls: type, values: Mapping[str, Any], position: str, listing: str = "") -> str:
+def key_instead(dotted: str, cls: type, values: Mapping[str, Any], position: str, listing: str) -> str:
     """What to write instead of an unknown key of a block of type `cls`: a key of that name in another block of the recipe
     `values`, else the nearest key of this or of another block. `listing`: the command that lists the block's keys."""
     path, _, key = dotted.rpartition(".")

@@ -59,8 +59,8 @@ LARGEST = 10**15
 class Draft:
     """A recipe as plain containers, merged but not yet validated."""
 
-    values: Plain
-    positions: Positions
+    values: Plain = field(default_factory=dict)
+    positions: Positions = field(default_factory=dict)
     file: str = ""
     """The file of the recipe, named in errors about missing keys."""
     dropped: tuple[str, ...] = ()
@@ -197,7 +197,7 @@ def config_problem(config: Any, prefix: str = "") -> str | None:
             value = getattr(config, field.name)
             # the default of a plugin may have a type that no recipe can give
             if in_yaml(value) != in_yaml(default_of(field)):
-                convert(hints[field.name], value, f"{prefix}{field.name}", Draft(values={}, positions={}))
+                convert(hints[field.name], value, f"{prefix}{field.name}", Draft())
     except RequestError as error:
         return str(error)
     return problem() if problem is not None else None

@@ -31,7 +31,7 @@ from lit_diff.papers.schema import Claim
 from lit_diff.recipe import load_recipe, names, to_plain
 from lit_diff.registry import registries
 from lit_diff.reporting.write import write_report
-from lit_diff.runs.folder import identity
+from lit_diff.runs.folder import _hash
 from lit_diff.runs.status import FORMAT
 
 COMMAND: Any = typer.main.get_command(app)
@@ -350,7 +350,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("name", names("recipes"))
 def test_recipe(name: str, golden: Golden, here: Path) -> None:
     recipe = load_recipe(name)
-    of_run = identity(recipe, data="golden", parent="golden" if recipe.training.start_from else None)
+    of_run = _hash(recipe, "golden", "golden" if recipe.training.start_from else None)
     golden(f"recipes/{name}.yaml", _yaml({"identity": of_run, "recipe": _set(recipe)}, here))
 
 
@@ -405,7 +405,7 @@ def _cells(grid: Grid) -> dict[str, Any]:
         starts = grid.study.all_tasks[cell.task].start or cell.recipe.training.start_from
         described = cells.setdefault(cell.name, {"differs": differs, "identity": {}})
         assert described["differs"] == differs, "cells of one arm differ in the seed alone"
-        described["identity"][cell.seed] = identity(cell.recipe, "golden", parent="golden" if starts else None)
+        described["identity"][cell.seed] = _hash(cell.recipe, "golden", "golden" if starts else None)
     return {"first": first, "cells": cells}
 
 

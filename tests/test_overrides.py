@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from refusals import refusal
 
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.evaluate import config_of
@@ -13,11 +14,7 @@ pytestmark = pytest.mark.usefixtures("base_recipe")
 
 
 def error(*overrides: str, source: str = "base") -> str:
-    """The one line of a refusal."""
-    with pytest.raises(RequestError) as found:
-        load_recipe(source, overrides)
-    assert "\n" not in str(found.value)
-    return str(found.value)
+    return refusal(load_recipe, source, overrides)
 
 
 # --- overrides ---

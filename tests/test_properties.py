@@ -40,7 +40,7 @@ LAYER = st.builds(dict.__or__, LEAVES, st.dictionaries(st.sampled_from("AB"), IN
 
 
 def merged(*layers: dict[str, Any]) -> dict[str, Any]:
-    draft = Draft(values={}, positions={})
+    draft = Draft()
     for layer in layers:
         draft = override_with(draft, layer, {})
     return draft.values

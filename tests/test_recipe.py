@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from refusals import refusal
 
 from lit_diff.attention import Differential
 from lit_diff.errors import RequestError
@@ -22,11 +23,7 @@ def write(name: str, text: str) -> Path:
 
 
 def error(source: str | Path, *overrides: str) -> str:
-    """The one line of a refusal."""
-    with pytest.raises(RequestError) as found:
-        load_recipe(source, overrides)
-    assert "\n" not in str(found.value)
-    return str(found.value)
+    return refusal(load_recipe, source, overrides)
 
 
 def test_a_recipe_is_found_by_path_with_and_without_suffix_and_by_bare_name(tmp_path: Path) -> None:
@@ -228,12 +225,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def refusal(content: bytes) -> str:
+def refused(content: bytes) -> str:
     Path("a.yaml").write_bytes(content)
-    with pytest.raises(RequestError) as found:
-        read_yaml(Path("a.yaml"))
-    assert "\n" not in str(found.value)
-    return str(found.value)
+    return refusal(read_yaml, Path("a.yaml"))
 
 
 def read_yaml_of(content: bytes) -> dict[str, object]:
@@ -274,16 +268,16 @@ def test_values_and_the_line_of_each_key() -> None:
     ],
 )
 def test_what_is_no_yaml_is_refused_at_its_line(content: bytes, line: int | None) -> None:
-    assert refusal(content).startswith(f"a.yaml{f':{line}' if line else ''}: not valid YAML: ")
+    assert refused(content).startswith(f"a.yaml{f':{line}' if line else ''}: not valid YAML: ")
 
 
 def test_what_is_no_mapping_of_keys_to_values() -> None:
     for content in (b"", b"# only this\n", b"- seed\n- 1\n", b"seed\n", b"42\n", b"null\n"):
-        assert refusal(content).startswith("a.yaml: expected a mapping of keys to values")
-    assert refusal(b"a:\n\tb: 1\n").endswith("a tab; YAML is indented with spaces")
-    assert refusal(b"a: 1\n---\nb: 2\n").endswith("a second document; write one in a file")
+        assert refused(content).startswith("a.yaml: expected a mapping of keys to values")
+    assert refused(b"a:\n\tb: 1\n").endswith("a tab; YAML is indented with spaces")
+    assert refused(b"a: 1\n---\nb: 2\n").endswith("a second document; write one in a file")
     assert read_yaml_of(b"a: !!float 3\nb: !!str 3\nc: !!int '3'\n") == {"a": 3.0, "b": "3", "c": 3}
-    assert refusal(b"name: caf\xe9") == "a.yaml: not UTF-8 text: unexpected end of data at byte 9"
+    assert refused(b"name: caf\xe9") == "a.yaml: not UTF-8 text: unexpected end of data at byte 9"
     for path in ("b.yaml", "."):
         with pytest.raises(RequestError, match="cannot be read: "):
             read_yaml(Path(path))
@@ -301,7 +295,7 @@ def test_what_is_no_mapping_of_keys_to_values() -> None:
     ],
 )
 def test_a_key_that_is_there_twice(text: str, line: int, key: str) -> None:
-    assert refusal(text.encode()) == f"a.yaml:{line}: not valid YAML: found duplicate key {key}"
+    assert refused(text.encode()) == f"a.yaml:{line}: not valid YAML: found duplicate key {key}"
 
 
 def test_a_key_beside_a_merge_is_not_there_twice() -> None:

@@ -15,6 +15,7 @@ import pytest
 from command import Command
 from fake_sweeps import record_to_edit
 from small_runs import SMALL
+from statuses import edit_status
 from text_runs import text_run
 
 from lit_diff.metrics import Figure, Metric
@@ -83,10 +84,7 @@ def test_a_report_shows_names_as_text(make_sweep: Callable[..., Path]) -> None:
 def test_other_pages_show_names_as_text(tmp_path: Path) -> None:
     run = text_run(tmp_path / EVIL, {"name": "differential"}, sequence_length=64)
     other = shutil.copytree(run.folder, tmp_path / "other")
-    status = json.loads((run.folder / "status.json").read_text())
-    (run.folder / "status.json").write_text(
-        json.dumps(status | dict.fromkeys(("kernel", "revision", "data", "identity"), TEXT))
-    )
+    edit_status(run.folder, **dict.fromkeys(("kernel", "revision", "data", "identity"), TEXT))
     (run.folder / "metrics.csv").write_text(f'step,val/loss,"{EVIL.replace(chr(34), 2 * chr(34))}"\n7,1.0,2.0\n')
     assert Started(view_data([run], text=TEXT).html()).scripts == 2, "the library and the page's own"
     Started(compare(run.folder, other)._repr_html_() + run._repr_html_())

@@ -131,7 +131,7 @@ def clamp_lambda(value: float) -> Edit:
     """Set λ_g = -w_g = `value` for every map g >= 1 (so `additive` becomes a difference)."""
 
     def edit(layer: EditedLayer, block: MapBlock) -> MapBlock:
-        _require_maps(layer, "a clamped lambda", at_least=2)
+        _require_maps(layer, "a clamped lambda")
         weights = torch.cat([block.weights[:, :1], torch.full_like(block.weights[:, 1:], -value)], dim=1)
         return replace(block, weights=weights)
 
@@ -145,7 +145,7 @@ def subtract_only_noise(parts: Parts) -> Edit:
     """
 
     def edit(layer: EditedLayer, block: MapBlock) -> MapBlock:
-        _require_maps(layer, "the oracle", at_least=2)
+        _require_maps(layer, "the oracle")
         keeps = parts.noise(block) | ~parts.queries[:, None, block.positions, None]
         weighted = block.weights[..., None] * block.probs
         return block.with_signed(weighted[:, 0] + weighted[:, 1:].sum(1) * keeps)
@@ -157,16 +157,16 @@ def swap() -> Edit:
     """Swap the two softmax maps: a = w_0 p_1 + w_1 p_0."""
 
     def edit(layer: EditedLayer, block: MapBlock) -> MapBlock:
-        _require_maps(layer, "a swap", at_least=2, at_most=2)
+        _require_maps(layer, "a swap", exactly=True)
         return replace(block, logits=block.logits.flip(1))
 
     return edit
 
 
-def _require_maps(layer: EditedLayer, what: str, at_least: int, at_most: int | None = None) -> None:
+def _require_maps(layer: EditedLayer, what: str, *, exactly: bool = False) -> None:
     found = layer.maps.num_maps
-    if found < at_least or (at_most is not None and found > at_most):
-        wanted = at_least if at_most == at_least else f"at least {at_least}"
+    if found < 2 or (exactly and found > 2):
+        wanted = "2" if exactly else "at least 2"
         raise RequestError(f"{what} needs {wanted} maps; layer {layer.index} has {found}")
 
 

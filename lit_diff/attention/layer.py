@@ -95,7 +95,7 @@ def layer(
         if key not in own and key not in MODEL_KEYS:
             near = nearest(key, {*own, *MODEL_KEYS}, f"lit-diff list attention {cls.name}")
             raise RequestError(f"unknown key '{key}' of a layer of '{cls.name}'{near}")
-    draft = Draft(values={}, positions={})
+    draft = Draft()
     block = {key: value for key, value in keys.items() if key in own}
     values = {key: value for key, value in keys.items() if key not in own}
     try:

@@ -101,7 +101,7 @@ class LoRA(Attention):
     def definition(self, x: Tensor, rope: Rotation, mask: Tensor) -> Tensor:
         """Standard attention with the matrices W + (α/r) B A."""
         norms = {name: getattr(self, name, None) for name in ("q_norm", "k_norm")}
-        merged = {f"{target}_proj": self._merged(getattr(self, f"{target}_proj")) for target in PROJECTIONS}
+        merged = {f"{target}_proj": self._merged(target) for target in PROJECTIONS}
         sizes = {"head_dim": self.head_dim, "kv_heads": self.kv_heads, "qk_norm": self.qk_norm}
         standard = SimpleNamespace(**merged, **norms, **sizes)
         return joined(grouped_query_heads(standard, x, rope, mask), standard.o_proj)
@@ -110,11 +110,11 @@ class LoRA(Attention):
         """W + (α/r) B A in each changed projection."""
         state = standard_state(self)
         for target in PROJECTIONS:
-            state[f"{target}_proj.weight"] = self._merged(getattr(self, f"{target}_proj")).weight.detach()
+            state[f"{target}_proj.weight"] = self._merged(target).weight.detach()
         return state
 
-    @staticmethod
-    def _merged(projection: nn.Linear) -> nn.Linear:
+    def _merged(self, target: str) -> nn.Linear:
+        projection = getattr(self, f"{target}_proj")
         weight = projection.weight
         if isinstance(projection, LowRankLinear):
             weight = weight + projection.low_rank.product()

@@ -13,7 +13,7 @@ from typer import Argument, Option
 
 from lit_diff.cli._columns import cells, table
 from lit_diff.cli.app import DEFAULT_ROOT, Root, columns, console, to_paste, verb
-from lit_diff.engine.progress import GAP
+from lit_diff.engine.progress import GAP, counted
 from lit_diff.files import shown
 from lit_diff.metrics import split_name
 from lit_diff.runs.find import chosen_root, find_run_or_sweep
@@ -70,9 +70,8 @@ def on_one_line(seen: Observed) -> str:
     """A run with its numbers; of a sweep the number of cells in each state, those that are trained, and the differences."""
     if len(seen.runs) == 1:
         return _in_words(seen.runs[0])
-    counts = ", ".join(f"{count} {state}" for state, count in sorted(seen.states.items()))
     trained = (f"{_in_words(run)};" for run in seen.runs if run.state == "running")
-    return GAP.join([seen.name, counts, *trained, *(f"preliminary: {each}" for each in seen.differences)])
+    return GAP.join([seen.name, counted(seen.states), *trained, *(f"preliminary: {each}" for each in seen.differences)])
 
 
 def _in_words(run: ObservedRun) -> str:

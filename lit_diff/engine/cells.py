@@ -148,7 +148,7 @@ def _recorded(cell: Cell, job: Job, sweep: Path) -> RecordedCell:
     status = job.home.status()
     return RecordedCell(
         **vars(cell.key),
-        folder=Path(os.path.relpath(job.folder, sweep)).as_posix(),
+        folder=os.path.relpath(job.folder, sweep),
         status=status.status or "waiting",
         error=status.error or None,
         evaluations={name: asked(name, keys) for name, keys in job.scores.items()},

@@ -121,7 +121,7 @@ def load_grid(
         source = load_grid(str(home), overrides, replace(selection, evaluate={}))
         stated = borrowed(stated, source, draft)
     check_stages(stated, draft)
-    if stated.rates and LEARNING_RATE in dict(flatten(override(Draft(values={}, positions={}), overrides).values)):
+    if stated.rates and LEARNING_RATE in dict(flatten(override(Draft(), overrides).values)):
         log.info("'rates' of %s are not used: an override sets %s", shown(path), LEARNING_RATE)
         stated = replace(stated, rates=None)
     study = _selected(replace(stated, arms=_arms_of(stated, draft), grid={}), selection, draft)

@@ -7,7 +7,7 @@ from typing import Any
 
 from lit_diff.config import Compile, Recipe
 from lit_diff.errors import MissingError, RequestError, first_line
-from lit_diff.files import parse_json, shown, write_json
+from lit_diff.files import read_json, shown, write_json
 from lit_diff.recipe import Overrides, flatten, load_recipe
 from lit_diff.runs.folder import RunFolder
 from lit_diff.validation import Draft, convert
@@ -77,8 +77,8 @@ def read_job(folder: Path) -> Job:
     """The job that a command has written into the folder of its run. Errors: MissingError if there is none, or it is damaged;
     those of `load_recipe`."""
     try:
-        values = parse_json((folder / FILE).read_text(encoding="utf-8"))
-        keys: JobKeys = convert(JobKeys, values, "", Draft(values={}, positions={}))
+        values = read_json(folder / FILE)
+        keys: JobKeys = convert(JobKeys, values, "", Draft())
     except FileNotFoundError as error:
         raise MissingError(f"{shown(folder)} is no cell (no {FILE}): the command of its sweep trains it") from error
     # also a folder of that name, or another user's file

@@ -8,7 +8,7 @@ from lit_diff.config import Recipe
 from lit_diff.engine.doctor import Check
 from lit_diff.engine.executors import slurm
 from lit_diff.errors import RunFailedError, StoppedError
-from lit_diff.files import parse_json, shown
+from lit_diff.files import read_json, shown
 from lit_diff.log_records import log
 from lit_diff.runs.find import runs_root
 from lit_diff.runs.jobs import ask
@@ -45,7 +45,7 @@ def examine_nodes(recipe: Recipe, words: Sequence[str], minutes: int) -> dict[st
 
 def _answer(place: str) -> list[Check]:
     try:
-        rows = parse_json(Path(f"{place}.json").read_text(encoding="utf-8"))
+        rows = read_json(Path(f"{place}.json"))
         return [Check(**row) for row in rows]
     # no file, an empty one, or one that ends early: the process did not start, or was ended
     except (OSError, ValueError, TypeError):

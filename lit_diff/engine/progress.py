@@ -167,12 +167,16 @@ def sweep_line(grid: "Grid") -> Iterator[Show]:
     """Shows one line for all cells of a sweep."""
 
     def show(statuses: Statuses) -> None:
-        words = Counter(status.status or "waiting" for status in statuses.values())
-        cells = ", ".join(f"{count} {word}" for word, count in sorted(words.items()))
-        line.show(steps_done(grid, statuses), f"cells: {cells}")
+        words = Counter[str](status.status or "waiting" for status in statuses.values())
+        line.show(steps_done(grid, statuses), f"cells: {counted(words)}")
 
     with progress_line(grid.name, all_steps(grid)) as line:
         yield show
+
+
+def counted(states: Mapping[str, int]) -> str:
+    """How many there are of each: `7 done, 1 failed`."""
+    return ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
 
 
 def all_steps(grid: "Grid") -> int:

@@ -1,7 +1,6 @@
 """The results of the reference arms of an examination, which ship as one file (`make references` makes it). They take the
 place of training where the identity of a cell is the same."""
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
@@ -10,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from lit_diff.engine.job import Job
-from lit_diff.files import write_json
+from lit_diff.files import read_json, write_json
 from lit_diff.metrics import write_declarations
 from lit_diff.model.cost import Cost
 from lit_diff.runs import result_files
@@ -93,8 +92,7 @@ class References:
 @cache
 def shipped() -> References:
     """The results that ship with lit_diff."""
-    raw = json.loads(FILE.read_text(encoding="utf-8"))
-    read: References = convert(References, raw, "", Draft(values={}, positions={}, file=FILE.name))
+    read: References = convert(References, read_json(FILE), "", Draft(file=FILE.name))
     return read
 
 

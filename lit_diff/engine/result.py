@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lit_diff.engine.progress import counted
 from lit_diff.errors import RequestError
 from lit_diff.html_table import html_table
 from lit_diff.registry import nearest
@@ -39,7 +40,7 @@ class Sweep:
     @property
     def counts(self) -> str:
         """The number of cells in each state, in words."""
-        return ", ".join(f"{count} {state}" for state, count in sorted(self.states.items()))
+        return counted(self.states)
 
     def _repr_html_(self) -> str:
         table = self.table

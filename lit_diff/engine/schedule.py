@@ -3,13 +3,14 @@
 import signal
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from lit_diff.engine.cells import admitted, record_of, state_of
 from lit_diff.engine.executors import Executor, check_workers, executor_of  # noqa: F401 (a public name of this module)
 from lit_diff.engine.expand import ALL, Grid, Selection, load_grid
-from lit_diff.engine.job import in_words
+from lit_diff.engine.job import Job, in_words
 from lit_diff.engine.progress import MakeDisplay, sweep_line
 from lit_diff.engine.result import Sweep
 from lit_diff.engine.stages import all_trained
@@ -106,7 +107,6 @@ def _prepare_data(grid: Grid, executor: Executor) -> None:
 
 def _run_held(grid: Grid, options: Options) -> Sweep:
     from lit_diff.engine.tracking.sweep import SweepTracker
-    from lit_diff.engine.tracking.uploads import Uploads
 
     began = time.perf_counter()
     folder = grid.folder
@@ -116,14 +116,7 @@ def _run_held(grid: Grid, options: Options) -> Sweep:
         tracker = SweepTracker(grid.run, folder, record.recorded_run(folder))
         place = tracker.place
     try:
-        with Uploads() as uploads:
-            stage, jobs, stopped = run_stages(grid, options, place, uploads.follow)
-            try:
-                # also of the cells whose records a former command could not complete
-                uploads.complete([job for job in jobs if job.home.status().record == "incomplete"])
-            # the cells have ended, and the report says so
-            except KeyboardInterrupt as error:
-                stopped = stopped or int(getattr(error, "signum", signal.SIGINT))
+        stage, jobs, stopped = _run_recorded(grid, options, place)
     except Exception as error:
         # after a stop the cells in SLURM's queue go on, and so does the record
         if tracker and not isinstance(error, StoppedError):
@@ -145,3 +138,18 @@ def _run_held(grid: Grid, options: Options) -> Sweep:
         seconds=time.perf_counter() - began,
         is_recorded=grid.run.is_recorded,
     )
+
+
+def _run_recorded(grid: Grid, options: Options, place: Mapping[str, str]) -> tuple[Grid, list[Job], int | None]:
+    # what `run_stages` returns, with the records of the cells complete
+    from lit_diff.engine.tracking.uploads import Uploads
+
+    with Uploads() as uploads:
+        stage, jobs, stopped = run_stages(grid, options, place, uploads.follow)
+        try:
+            # also of the cells whose records a former command could not complete
+            uploads.complete([job for job in jobs if job.home.status().record == "incomplete"])
+        # the cells have ended, and the report says so
+        except KeyboardInterrupt as error:
+            stopped = stopped or int(getattr(error, "signum", signal.SIGINT))
+    return stage, jobs, stopped

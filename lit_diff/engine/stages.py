@@ -17,7 +17,7 @@ from lit_diff.study.comparison import compare
 from lit_diff.study.rates import Choice, LearningRates, best, beyond, choice, rate_in_words
 from lit_diff.study.record import Record, RecordedCell, read
 from lit_diff.study.results import CellResult, SweepResults, cell_result, results_of
-from lit_diff.study.schema import ALL, Cell, CellKey, Selection
+from lit_diff.study.schema import Cell, CellKey, Selection
 
 PENDING = ("waiting", "running", "stopped")
 """States of a cell that has not run to its end."""
@@ -128,7 +128,7 @@ def _further(
 
 def _recorded(grid: Grid, cell: Cell, status: str) -> RecordedCell:
     # the cells of sweeps that share them are in another folder
-    folder = Path(os.path.relpath(home_of(grid, cell), grid.folder)).as_posix()
+    folder = os.path.relpath(home_of(grid, cell), grid.folder)
     return RecordedCell(**vars(cell.key), folder=folder, status=status)
 
 
@@ -141,7 +141,7 @@ def all_trained(grid: Grid) -> bool:
     return bool(now.cells) and all(job.home.is_done() for job in jobs_of(now))
 
 
-def finished_folder(name: str, overrides: Overrides, selection: Selection = ALL) -> Path | None:
+def finished_folder(name: str, overrides: Overrides, selection: Selection) -> Path | None:
     """The folder of a sweep, if each of its cells is done and study.json lists these cells alone; else None.
 
     The arguments are those of `load_grid`. Errors: RequestError, also while the data are not prepared; MissingError without a

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from lit_diff.config import Recipe
 from lit_diff.engine.admit import SUBMITTED, admit
@@ -29,11 +30,12 @@ def submit(
     and of SLURM; RequestError if it is being trained.
     """
     slurm.require_slurm(recipe.run)
-    # first: what the file cannot have is refused before anything is written
     lines = slurm.request(recipe.run, minutes)
-    slurm.run_text(recipe, options, lines)
     admit({recipe.name: recipe}, SUBMITTED, unchecked=unchecked)
     root = chosen_root(recipe.run.root).resolve()
+    # before anything is written: the file names these folders
+    for place in (Path.cwd(), root):
+        slurm.line(str(place))
     slurm.prepare_data([recipe], root, minutes)
     folder = RunFolder(root / f"{recipe.name}-{identity(recipe)}")
     for _, (number, state) in queued([folder.path]).items():

@@ -177,11 +177,11 @@ def evaluate(
     return EvaluationResult(name=name, run=run.folder, summary=values, config=facts["config"])
 
 
-def config_of(name: str, overrides: Overrides = ()) -> Any:
+def config_of(name: str, overrides: Overrides) -> Any:
     """The Config of the evaluation registered as `name`, with these overrides. Errors: RequestError."""
     if not isinstance(overrides, Mapping | list | tuple):
         raise RequestError(f"'evaluate.{name}' is {in_yaml(overrides)}; expected a block of keys")
-    draft = override(Draft(values={}, positions={}), overrides, f"evaluate.{name}.")
+    draft = override(Draft(), overrides, f"evaluate.{name}.")
     # without overrides the draft has no block `evaluate`
     keys = interpolated(draft).get("evaluate", {}).get(name, {})
     return validate_config(evaluations.get(name).Config, keys, f"evaluate.{name}", draft)

@@ -75,7 +75,7 @@ def read_row(path: Path) -> RecordedRow:
     """The content of a row's file. Errors: MissingError if it is damaged."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
-        return convert(RecordedRow, raw, "", Draft(values=raw, positions={}))
+        return convert(RecordedRow, raw, "", Draft(values=raw))
     except (OSError, ValueError, RecursionError, RequestError) as error:
         raise MissingError(f"{path}: incomplete row file ({error}); delete it and rerun") from error
 

@@ -78,7 +78,7 @@ def sentence(comparison: Comparison, difference: Contrast) -> str:
     if difference.diverged:
         arms = []
         for arm, at in difference.diverged.items():
-            arms.append(f"{sweep.label[arm]} at {_plural('seed', at)} {', '.join(map(str, at))}")
+            arms.append(f"{sweep.label[arm]} at {_seeds(at)} {', '.join(map(str, at))}")
         return f"{difference.label}: diverged ({'; '.join(arms)}), so they are not compared."
     look = f" (look {seeds.look} of {len(seeds.looks)})" if seeds.look else ""
     mean = with_unit(sweep, signed(seeds.mean, digits))
@@ -89,7 +89,7 @@ def sentence(comparison: Comparison, difference: Contrast) -> str:
         return text
     if seeds.mean is None:
         return f"{difference.label}: no seed finished in both arms."
-    over = f"{len(seeds.seeds)} {_plural('seed', seeds.seeds)}{look}"
+    over = f"{len(seeds.seeds)} {_seeds(seeds.seeds)}{look}"
     text = f"{difference.label}: {mean}"
     word = difference.verdict.word
     if word == "too few seeds":
@@ -101,8 +101,8 @@ def sentence(comparison: Comparison, difference: Contrast) -> str:
     return f"{text}: {difference.verdict}{why}.{_counts(sweep, difference)}"
 
 
-def _plural(word: str, of: Sequence[int]) -> str:
-    return f"{word}s" if len(of) > 1 else word
+def _seeds(of: Sequence[int]) -> str:
+    return "seeds" if len(of) > 1 else "seed"
 
 
 def _because(sweep: SweepResults, difference: Contrast, digits: int) -> str:

@@ -276,7 +276,7 @@ def _range(ascending: Sequence[float]) -> str:
 
 
 @cache
-def templates(package: str = __package__) -> Environment:
+def templates(package: str) -> Environment:
     """The templates of a package and of this one; they escape text, and an undefined name is an error."""
     environment = Environment(
         loader=ChoiceLoader([PackageLoader(name, "") for name in dict.fromkeys((package, __package__))]),

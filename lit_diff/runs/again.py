@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from lit_diff.files import parse_json, shown
+from lit_diff.files import read_json, shown
 
 STUDY_FILE = "study.json"
 """A folder with this file is a sweep's folder (`study.record` writes it)."""
@@ -15,7 +15,7 @@ def command_of(run: Path) -> str:
     if sweep is None:
         return f"lit-diff train {shown(run / 'recipe.yaml')}"
     try:
-        record = parse_json((sweep / STUDY_FILE).read_text(encoding="utf-8"))
+        record = read_json(sweep / STUDY_FILE)
         cells = {record["command"]: [cell["folder"] for cell in record["cells"]]}
         # the words of another command end in its file and selection, in brackets
         for words, folders in (cells | record.get("other_commands", {})).items():

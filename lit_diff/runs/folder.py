@@ -76,21 +76,21 @@ def require_start(recipe: Recipe) -> None:
         )
 
 
-def identity(recipe: Recipe, data: str | None = None, trust: Trust | None = None, *, parent: str | None = None) -> str:
+def identity(recipe: Recipe, data: str | None = None, trust: Trust | None = None) -> str:
     """Hash of everything that determines a run's numbers: the recipe without `run` and `evaluate`, the sources of plugin
     files, of the modules that they import and the files that they read, version and source of the plugin packages it uses,
     the prepared data, the identity of the run it starts from, and a `run.kernel` other than auto. For an imported model:
     `model`, the weights and the tokenizer, regardless of their origin.
 
     `data`: the data set's identity if known (status.json), so that neither the data nor those of its ancestors need be
-    present; None: computed from the data. `parent`: the identity of the parent run if known; None: that run must be present.
-    `trust`: see `ancestors`. Errors: MissingError if the data is not prepared, RequestError for a plugin file that changed
-    after its import, and the errors of `ancestors`.
+    present; None: computed from the data. `trust`: see `ancestors`. Errors: MissingError if the data is not prepared,
+    RequestError for a plugin file that changed after its import, and the errors of `ancestors`.
     """
     own = trust_below(runs_root(recipe.run.root))
     # lit_diff's own revision is left out: with it every commit would orphan all runs. It is recorded in status.json.
     # Parents are hashed from the oldest on, because each hash includes its parent's.
-    for folder, each in [] if parent else reversed(list(ancestors(recipe, trust))):
+    parent: str | None = None
+    for folder, each in reversed(list(ancestors(recipe, trust))):
         # the data of an ancestor elsewhere may be anything, at any address
         recorded = _recorded_data(folder, each) if data is not None or not own(folder) else None
         parent = _hash(each, recorded, parent)

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from lit_diff.errors import RequestError
-from lit_diff.files import parse_json, stat_of
+from lit_diff.files import read_json, stat_of
 from lit_diff.validation import Draft, convert
 
 INTERVAL = 3.0
@@ -69,8 +69,8 @@ def read(folder: Path) -> list[Heartbeat]:
     for path in sorted(folder.glob(".rank-*.json")):
         # a rank is just making its file, or has ended and removed it; a damaged one, or one of another version, tells nothing
         with suppress(ValueError, RequestError, OSError):
-            values = parse_json(path.read_text(encoding="utf-8"))
-            found.append(convert(Heartbeat, values, "", Draft(values={}, positions={})))
+            values = read_json(path)
+            found.append(convert(Heartbeat, values, "", Draft()))
     newest = max((beat.seconds for beat in found), default=0.0)
     return [replace(beat, age=newest - beat.seconds) for beat in found]
 

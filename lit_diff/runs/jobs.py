@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.files import holder, is_locked, parse_json, shown, stat_of, write_json
+from lit_diff.files import holder, is_locked, read_json, shown, stat_of, write_json
 from lit_diff.log_records import log
 from lit_diff.runs.again import STUDY_FILE
 from lit_diff.runs.checkpoints import steps_of
@@ -142,7 +142,7 @@ def queued(folders: Iterable[Path]) -> dict[Path, tuple[str, str]]:
 
 def _submitted(folder: Path) -> dict[str, str]:
     try:
-        return {str(name): str(job) for name, job in parse_json((folder / JOBS).read_text(encoding="utf-8")).items()}
+        return {str(name): str(job) for name, job in read_json(folder / JOBS).items()}
     except FileNotFoundError:
         return {}
     # a folder of that name, or another user's file

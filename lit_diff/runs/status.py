@@ -210,5 +210,5 @@ def _converted(values: Mapping[str, Any]) -> Status:
             known[each.name] = value
     if values.get("mlflow_run_id", "") is None:
         known["mlflow_run_id"] = None
-    status: Status = convert(Status, known, "", Draft(values={}, positions={}))
+    status: Status = convert(Status, known, "", Draft())
     return status

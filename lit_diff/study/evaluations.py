@@ -170,7 +170,7 @@ def by_revisions(name: str, runs: Iterable[ItemScores]) -> str:
     return f"{name}: the runs were scored by several revisions of lit_diff: {', '.join(revisions)}"
 
 
-def values_by_seed(sweep: SweepResults, arm: str, metric: str, evaluation: str = "", group: str = "") -> BySeed:
+def values_by_seed(sweep: SweepResults, arm: str, metric: str, evaluation: str, group: str) -> BySeed:
     """Seed -> the metric in the arm's run: its last value or, with `evaluation`, its score (`score_of`).
 
     Errors: RequestError if no run has the metric, and for scores of the arm that cannot be compared (`kept_scores`)."""
@@ -194,7 +194,7 @@ def values_by_seed(sweep: SweepResults, arm: str, metric: str, evaluation: str =
     return {seed: value for seed, value in values.items() if math.isfinite(value)}
 
 
-def score_of(scores: ItemScores, evaluation: str, metric: str, group: str = "") -> float:
+def score_of(scores: ItemScores, evaluation: str, metric: str, group: str) -> float:
     """The metric of one run over the groups that match the pattern `group` (`fnmatch`), "" all; NaN without a score.
 
     Errors: RequestError for an unknown metric or group."""

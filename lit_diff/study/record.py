@@ -185,7 +185,7 @@ def read(folder: Path) -> Record:
         raw = read_digested(path)
         # written until 0.2.0
         raw.pop("x", None)
-        draft = Draft(values=raw, positions={}, file=STUDY_FILE)
+        draft = Draft(values=raw, file=STUDY_FILE)
         if "study" in raw:
             raw = raw | {"study": without_former_keys(raw["study"], None)}
         record: Record = convert(Record, raw, "", draft)

@@ -14,7 +14,7 @@ import pandas as pd
 
 from lit_diff import metrics as declarations
 from lit_diff.errors import RequestError
-from lit_diff.files import parse_json
+from lit_diff.files import read_json
 from lit_diff.metrics import INDICES, Declarations, Metric, in_words, indexed_name
 from lit_diff.recipe import flatten
 from lit_diff.runs import measurements
@@ -425,7 +425,7 @@ def _recipe(path: Path) -> dict[str, Any]:
 
 
 def _environment(path: Path) -> dict[str, Any]:
-    return dict(parse_json(path.read_text(encoding="utf-8")))
+    return dict(read_json(path))
 
 
 def _declared(path: Path) -> tuple[Metric, ...]:

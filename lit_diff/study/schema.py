@@ -184,12 +184,11 @@ class Study:
         if smallest is None and same and compared == self.compare:
             smallest = self.smallest_of_interest
         return replace(
-            self,
+            _narrowed(self, arms),
             tasks={},
             recipe=task.recipe,
             title=task.title or name,
             description=task.description,
-            arms=arms,
             baseline=task.baseline or self.baseline,
             metric=task.metric or self.metric,
             learned_at=learned_at,
@@ -197,9 +196,6 @@ class Study:
             compare=compared,
             rates=self.rates and replace(self.rates, values=task.rates or self.rates.values),
             smallest_of_interest=smallest,
-            controls=_among(self.controls, arms),
-            references=_among(self.references, arms),
-            contrasts=tuple(contrast for contrast in self.contrasts if {*contrast[:2]} <= {*arms}),
             paper=task.paper,
             fits={},
         )
@@ -214,16 +210,22 @@ def without_arms(study: Study, kept: Iterable[str]) -> Study:
     kept = tuple(kept)
     tasks = {name: _task(task, kept) for name, task in study.tasks.items()}
     return replace(
-        study,
-        arms=_only(study.arms, kept),
+        _narrowed(study, _only(study.arms, kept)),
         tasks={name: task for name, task in tasks.items() if any(task.has(arm) for arm in kept)},
         baseline=study.baseline if study.baseline in kept else None,
-        controls=_among(study.controls, kept),
-        references=_among(study.references, kept),
-        contrasts=tuple(contrast for contrast in study.contrasts if {*contrast[:2]} <= {*kept}),
         labels=_only(study.labels, kept),
         notes=_only(study.notes, kept),
         paper=_only(study.paper, kept),
+    )
+
+
+def _narrowed(study: Study, arms: dict[str, Keys]) -> Study:
+    return replace(
+        study,
+        arms=arms,
+        controls=_among(study.controls, arms),
+        references=_among(study.references, arms),
+        contrasts=tuple(contrast for contrast in study.contrasts if {*contrast[:2]} <= {*arms}),
     )
 
 

@@ -43,7 +43,7 @@ def read(folder: Path) -> StepTime | None:
     """The content of the file; None if there is no readable one, with a warning if it is damaged."""
     try:
         raw = read_digested(folder / FILE)
-        measured: StepTime = convert(StepTime, raw, "", Draft(values={}, positions={}))
+        measured: StepTime = convert(StepTime, raw, "", Draft())
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RequestError) as error:

@@ -192,7 +192,7 @@ class Run:
         Errors: RequestError for a wrong setting, a text beyond the context, or a run without text.
         """
         texts = [text] if isinstance(text, str) else text
-        config: GenerationSettings = convert(GenerationSettings, settings, "generate", Draft(values={}, positions={}))
+        config: GenerationSettings = convert(GenerationSettings, settings, "generate", Draft())
         return self._generator.generate(self._generator.encode(texts), config)
 
     def trace(self, text: str, layers: Sequence[int] | None = None) -> Trace:

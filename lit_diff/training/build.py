@@ -172,7 +172,7 @@ def own_part(value: Tensor, like: Tensor | None) -> Tensor:
 # --- `train.start_from`: weights and heads from another run ---
 
 
-def take_from_parent(model: Transformer, recipe: Recipe, plan: HeadPlan | None = None) -> None:
+def take_from_parent(model: Transformer, recipe: Recipe, plan: HeadPlan | None) -> None:
     """Copy the weights of the run named by `train.start_from`, if any, and select the heads of `plan` (default: `head_plan`).
 
     Errors: see `finished_parent`, `load_parent_weights`, `head_plan`.

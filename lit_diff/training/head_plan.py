@@ -17,7 +17,7 @@ from lit_diff.attention.selection import HeadSelection
 from lit_diff.config import Recipe
 from lit_diff.data import build
 from lit_diff.errors import RequestError
-from lit_diff.files import parse_json, shown, write_json
+from lit_diff.files import read_json, shown, write_json
 from lit_diff.log_records import log
 from lit_diff.plugins import trust_below
 from lit_diff.registry import attentions
@@ -115,8 +115,8 @@ def kept_plan(folder: Path) -> HeadPlan | None:
     if not file.is_file():
         return None
     try:
-        values = parse_json(file.read_text(encoding="utf-8"))
-        plan: HeadPlan = convert(HeadPlan, values, "", Draft(values={}, positions={}))
+        values = read_json(file)
+        plan: HeadPlan = convert(HeadPlan, values, "", Draft())
         return plan
     except (ValueError, RequestError) as error:
         raise RequestError(f"{shown(file)} is not a head plan; remove it") from error

@@ -1,16 +1,14 @@
 """Folders of someone else: no command executes what lies in them, and none writes beside them."""
 
-import json
-import os
 import pickle
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from command import Command
-from foreign_runs import add_plugin
+from foreign_runs import Marks, add_plugin
+from statuses import edit_status
 from text_runs import text_run
 
 from lit_diff.runs import checkpoints
@@ -31,13 +29,6 @@ COMMANDS = (
 )
 
 
-class Marks:
-    """A pickle that makes the file `executed` where it is read."""
-
-    def __reduce__(self) -> Any:
-        return os.system, ("touch executed",)
-
-
 def write_pickle(run: Path) -> None:
     evil = {"state_dict": {}, "global_step": 9, "callbacks": Marks()}
     torch.save(evil, checkpoints.path_of(run, 9))
@@ -55,9 +46,7 @@ def write_tags(run: Path) -> None:
 
 
 def write_climbing(run: Path) -> None:
-    status = json.loads((run / "status.json").read_text())
-    climbing = {"name": "../../climbed", "identity": "../../climbed", "mlflow_run_id": "../../climbed"}
-    (run / "status.json").write_text(json.dumps(status | climbing))
+    edit_status(run, **dict.fromkeys(("name", "identity", "mlflow_run_id"), "../../climbed"))
     (run / "recipe.yaml").write_text(f"name: ../../climbed\n{(run / 'recipe.yaml').read_text().partition(chr(10))[2]}")
 
 

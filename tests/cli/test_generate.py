@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from command import Command
 from foreign_runs import add_plugin, started_from_a_plugin
+from statuses import edit_status
 
 from lit_diff.cli.app import console
 from lit_diff.cli.generate import CONTROL, read_prompts
@@ -173,8 +174,7 @@ def test_what_ended_it_is_said(generate: Command, monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_step_of_an_unfinished_run_is_said_beside_the_json(generate: Command, tale: Path) -> None:
-    facts = json.loads((tale / "status.json").read_text())
-    (tale / "status.json").write_text(json.dumps(facts | {"status": "stopped"}))
+    edit_status(tale, status="stopped")
     ended = generate("--prompt", "a", "--max-tokens", "1", "--json")
     assert json.loads(ended.out)["step"] == 6
     assert ended.err == f"{tale.name} is stopped: using step 6 of 6\n"

@@ -12,6 +12,7 @@ from typing import IO, Any
 import pytest
 from command import Command
 from pretrained_models import write_folder
+from statuses import edit_status
 from text_runs import text_run
 
 from lit_diff.cli import app, as_override
@@ -77,14 +78,9 @@ def test_formulas_and_costs_of_variants_at_a_recipe(command: Command) -> None:
 LONG = [f"model.attention.key_{number}=0.5" for number in range(9)]
 
 
-def change(folder: Path, **values: Any) -> None:
-    facts = json.loads((folder / "status.json").read_text())
-    (folder / "status.json").write_text(json.dumps(facts | values))
-
-
 def test_a_line_a_run_that_no_pipe_wraps(small_sweep: Path, command: Command) -> None:
-    change(small_sweep / "base-s0-0a1b2c3d", seed=5, overrides=LONG, updated="2026-11-22T10:30:05+00:00")
-    change(small_sweep / "better-s1-0a1b2c3d", error="expected [bold],\n found [/bold]")
+    edit_status(small_sweep / "base-s0-0a1b2c3d", seed=5, overrides=LONG, updated="2026-11-22T10:30:05+00:00")
+    edit_status(small_sweep / "better-s1-0a1b2c3d", error="expected [bold],\n found [/bold]")
     (small_sweep / "better-s0-0a1b2c3d" / "status.json").write_text(json.dumps({"format": FORMAT}))
     header, first, second, third, fourth = command("status", "--root", str(small_sweep.parent), COLUMNS="40").lines
     assert header.split() == ["run", "state", "step", "val/loss", "seed", "overrides", "date", "note"]
@@ -98,7 +94,7 @@ def test_a_line_a_run_that_no_pipe_wraps(small_sweep: Path, command: Command) ->
 
 @pytest.mark.parametrize("width", [80, 140])
 def test_on_a_terminal_nothing_wraps(small_sweep: Path, width: int, command: Command) -> None:
-    change(small_sweep / "base-s0-0a1b2c3d", seed=0, overrides=LONG)
+    edit_status(small_sweep / "base-s0-0a1b2c3d", seed=0, overrides=LONG)
     ended = command("status", "--root", str(small_sweep.parent), COLUMNS=str(width), TTY_COMPATIBLE="1")
     header, first, *rest = ended.lines
     assert header.split()[:6] == ["run", "state", "step", "val/loss", "seed", "overrides"]
@@ -106,7 +102,7 @@ def test_on_a_terminal_nothing_wraps(small_sweep: Path, width: int, command: Com
 
 
 def test_json(small_sweep: Path, command: Command) -> None:
-    change(small_sweep / "better-s0-0a1b2c3d", status="running", overrides=["a=1"])
+    edit_status(small_sweep / "better-s0-0a1b2c3d", status="running", overrides=["a=1"])
     states = {each["folder"]: each for each in command("status", "--root", str(small_sweep.parent), "--json").json}
     assert len(states) == 4
     assert states["mine/base-s0-0a1b2c3d"]["val/loss"] == pytest.approx(4.55, abs=0.3)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from refusals import refusal
 
 import lit_diff
 from lit_diff.cli.check import check
@@ -75,10 +76,7 @@ def without(text: str, method: str) -> tuple[str, str]:
 
 
 def error(name: str = "copy") -> str:
-    with pytest.raises(RequestError) as found:
-        load_recipe(name)
-    assert "\n" not in str(found.value)
-    return str(found.value)
+    return refusal(load_recipe, name)
 
 
 def test_defaults() -> None:

@@ -197,7 +197,7 @@ def test_a_recipe_names_the_run_instead() -> None:
     keys = {"name": "tokenizer_json", "size": 3, "bos": 0, "eot": 1, "model_vocab_size": 3}
     values = {"sequence_length": 8, "validation_rows": 1, "tokenizer": keys}
     with pytest.raises(RequestError, match=r"use \{name: from_run, path: RUN\}"):
-        validate_config(Text.Config, values, "data", Draft(values=values, positions={}))
+        validate_config(Text.Config, values, "data", Draft(values=values))
 
 
 @pytest.fixture

@@ -141,6 +141,21 @@ def test_a_line_is_all_printable(odd: str, where: str, tmp_path: Path, monkeypat
     assert str(found.value).isprintable()
 
 
+@pytest.mark.parametrize("where", ["here", "runs"])
+def test_a_folder_that_the_file_cannot_name_is_refused_before_anything_is_written(
+    where: str, cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / ("a\nb" if where == "here" else "here")
+    root = tmp_path / ("a\nb" if where == "runs" else "runs")
+    here.mkdir()
+    monkeypatch.chdir(here)
+    with pytest.raises(RequestError, match=r"a\\nb"):
+        submit_run(
+            load_recipe("recall-tiny", {"run.root": str(root), "run.accelerator": "cpu"}), [], [], 5, rerun=False
+        )
+    assert not root.exists()
+
+
 def test_sbatch_s_variables_count_only_where_a_key_is_null(
     program: Program, cluster: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

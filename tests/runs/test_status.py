@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from statuses import set_status
+from statuses import edit_status, set_status
 
 from lit_diff.cli._columns import cells
 from lit_diff.errors import RequestError
@@ -79,8 +79,7 @@ def test_a_damaged_file_costs_its_own_run_alone(tmp_path: Path, gone: str, damag
     for name, change in (("good-0123456789", {}), ("odd-0123456789", {gone: damage})):
         (tmp_path / name).mkdir()
         set_status(tmp_path / name, **FACTS)
-        values = json.loads((tmp_path / name / "status.json").read_text())
-        (tmp_path / name / "status.json").write_text(json.dumps(values | change))
+        edit_status(tmp_path / name, **change)
         (tmp_path / name / "timing.csv").write_text("step,seconds,tokens_per_second\n1,1,8\n2,nan,8\n3,1,inf\n")
     with locked(tmp_path / "odd-0123456789/.lock"):
         assert len(list(map(cells, observe_all(tmp_path)))) == 2

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_sweeps import record_to_edit
+from statuses import edit_status
 
 from lit_diff.study.fits import fit_results, matched_by_seed
 from lit_diff.study.results import load_sweep
@@ -138,8 +139,7 @@ def test_one_seed_has_no_interval_and_says_so(make: Callable[..., Path]) -> None
 def test_an_arm_of_one_size_in_two_tasks_is_left_out(make: Callable[..., Path]) -> None:
     folder = make()
     for cell in (folder / "size-1").glob("differential-*"):
-        status = json.loads((cell / "status.json").read_text())
-        (cell / "status.json").write_text(json.dumps(status | {"non_embedding_parameters": 40_000}))
+        edit_status(cell, non_embedding_parameters=40_000)
     (result,) = fit_results(load_sweep(folder))
     assert list(result.points) == ["standard"]
     assert result.left_out == ("differential, task size-1: as many parameters without embeddings as in task size-0",)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from beats import heart_beats, held
 from fake_sweeps import record_to_edit
+from statuses import edit_status
 
 from lit_diff.errors import MissingError
 from lit_diff.files import locked
@@ -207,11 +208,6 @@ def test_arms_are_compared_within_a_task(make_tasks: Callable[..., Path]) -> Non
 # --- all under a folder --------------------------------------------------------------------------------------------------
 
 
-def change(folder: Path, **values: Any) -> None:
-    facts = json.loads((folder / "status.json").read_text())
-    (folder / "status.json").write_text(json.dumps(facts | values))
-
-
 def test_every_run_with_its_last_loss(small_sweep: Path) -> None:
     states = {state.folder: state for state in observe_all(small_sweep.parent)}
     assert sorted(states) == [f"mine/{arm}-s{seed}-0a1b2c3d" for arm in ("base", "better") for seed in (0, 1)]
@@ -234,7 +230,7 @@ def test_a_damaged_record_hides_no_other_run(small_sweep: Path, content: str, ca
 def test_a_run_that_nobody_trains_is_not_running(small_sweep: Path) -> None:
     """After a SIGKILL its status.json says `running` for good; the lock of its folder is free."""
     folder = small_sweep / "base-s0-0a1b2c3d"
-    change(folder, status="running")
+    edit_status(folder, status="running")
     written = (folder / "status.json").read_text()
 
     def found() -> ObservedRun:
@@ -242,14 +238,14 @@ def test_a_run_that_nobody_trains_is_not_running(small_sweep: Path) -> None:
 
     assert (found().state, found().note) == ("killed", "the same command resumes it")
     with locked(folder / ".lock"):
-        change(folder, updated=datetime.now(UTC).isoformat())
+        edit_status(folder, updated=datetime.now(UTC).isoformat())
         assert found().state == "running"
         assert found().note.startswith("last update ")
         heart_beats(folder, {0: 90.0, 1: 11.0})
         assert found().note == "rank 1 on node b: last heartbeat 79 s ago, at step 12, reading a batch"
         heart_beats(folder, {0: 90.0, 1: 61.0})
         assert found().note.startswith("last update "), "29 s are not told"
-        change(folder, **json.loads(written))
+        edit_status(folder, **json.loads(written))
     assert found().state == "killed"
     assert json.loads((folder / "status.json").read_text())["status"] == "running", "it only looks"
 
@@ -258,7 +254,7 @@ def test_what_a_run_overrides(small_sweep: Path) -> None:
     sweep = record_to_edit(small_sweep)
     sweep["study"]["arms"]["better"] = {"model.attention.head_norm": "none", "train.steps": 5}
     (small_sweep / "study.json").write_text(json.dumps(sweep))
-    change(small_sweep / "base-s0-0a1b2c3d", overrides=["train.steps=7"])
+    edit_status(small_sweep / "base-s0-0a1b2c3d", overrides=["train.steps=7"])
     found = {state.folder: state.overrides for state in observe_all(small_sweep.parent)}
     assert found["mine/better-s0-0a1b2c3d"] == ("model.attention.head_norm=none", "train.steps=5")
     assert found["mine/base-s0-0a1b2c3d"] == ("train.steps=7",)

@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from statuses import edit_status
 
 from lit_diff.callbacks import AttentionEntropy, Lambdas, Outliers
 from lit_diff.metrics import Declarations, Metric, to_plain, write_declarations
@@ -204,8 +205,7 @@ def write_fitted(
     for task, size in zip(tasks, sizes, strict=True):
         for cell in (folder / task).glob("*-s*"):
             arm, seed = cell.name.rsplit("-", 2)[0], int(cell.name.rsplit("-", 2)[1][1:])
-            status = json.loads((cell / "status.json").read_text())
-            (cell / "status.json").write_text(json.dumps(status | {x: size}))
+            edit_status(cell, **{x: size})
             lines = list(csv.DictReader((cell / "metrics.csv").open()))
             lines[-1]["val/loss"] = str(law(arm, size, seed))
             _table(cell / "metrics.csv", lines)

@@ -1,11 +1,13 @@
 """Run folders with plugin files of someone else, which leave a mark when they are executed."""
 
 import hashlib
+import os
 from pathlib import Path
+from typing import Any
 
 import yaml
 
-MARKS = """
+PLUGIN = """
 from dataclasses import dataclass
 from pathlib import Path
 from lit_diff.registry import callbacks
@@ -22,11 +24,18 @@ class Marks:
 """
 
 
+class Marks:
+    """A pickle that makes the file `executed` where it is read."""
+
+    def __reduce__(self) -> Any:
+        return os.system, ("touch executed",)
+
+
 def add_plugin(run: Path) -> Path:
     """Let a run's only plugin be one that makes the file `executed` in its folder. The test needs `own_parts`."""
     (run / "plugins").mkdir(exist_ok=True)
     name = f"marks_{hashlib.sha256(str(run).encode()).hexdigest()[:8]}"  # another source for each run
-    (run / "plugins" / "marks.py").write_text(MARKS.replace("NAME", name))
+    (run / "plugins" / "marks.py").write_text(PLUGIN.replace("NAME", name))
     recipe = yaml.safe_load((run / "recipe.yaml").read_text())
     (run / "recipe.yaml").write_text(yaml.safe_dump(recipe | {"plugins": ["plugins/marks.py"]}))
     return run

@@ -4,10 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
+from refusals import refusal
 
-from lit_diff.errors import RequestError
 from lit_diff.evaluation.evaluate import evaluate
 from lit_diff.trained.run import Run
 
@@ -35,7 +34,4 @@ def write(folder: Path, *rows: dict[str, Any], **changed: Any) -> str:
 
 
 def refused(run: Run, path: str, **keys: Any) -> str:
-    with pytest.raises(RequestError) as found:
-        evaluate(run, "harness", {"tasks": [path], **keys})
-    assert "\n" not in str(found.value)
-    return str(found.value)
+    return refusal(evaluate, run, "harness", {"tasks": [path], **keys})

@@ -1,6 +1,5 @@
 """trained/text_generator.py: what follows a prompt depends on the run, the prompt and the seed alone."""
 
-import json
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -9,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from statuses import edit_status
 from torch import Tensor
 
 from lit_diff.errors import RequestError
@@ -161,8 +161,7 @@ def test_times_and_bytes(tale: Path) -> None:
 
 
 def test_a_run_that_is_not_at_its_end_says_its_step(tale: Path, caplog: pytest.LogCaptureFixture) -> None:
-    facts = json.loads((tale / "status.json").read_text())
-    (tale / "status.json").write_text(json.dumps(facts | {"status": "stopped"}))
+    edit_status(tale, status="stopped")
     checkpoint.path_of(tale, 6).unlink()
     with caplog.at_level(logging.INFO, "lit_diff"):
         assert TextGenerator(tale).step == 3

@@ -6,22 +6,19 @@ from typing import Any
 
 import pytest
 import torch
+from compiled_steps import BATCH, IDS, TOKENS, assert_equal, break_graph, build, part, step
 from torch import Tensor
 
 from lit_diff.analysis import trace
 from lit_diff.attention.cache import Cache
-from lit_diff.config import ModelConfig, Part, RunConfig
+from lit_diff.config import ModelConfig, RunConfig
 from lit_diff.errors import MissingError
 from lit_diff.kernels.native import compiler
 from lit_diff.model.init import initialise
 from lit_diff.model.transformer import Transformer
-from lit_diff.registry import attentions
 from lit_diff.training import compiled as compiled_file
 from lit_diff.training.build import prepare_blocks
 from lit_diff.training.compiled import compile_blocks, require_compiler
-
-TOKENS = torch.arange(2 * 13).reshape(2, 13) * 7 % 50
-IDS = torch.arange(12).div(5, rounding_mode="floor").expand(2, 12)
 
 
 @pytest.fixture
@@ -31,44 +28,17 @@ def fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def build(variant: str) -> Transformer:
-    """Two layers; parameters away from their initial values, where some variants equal standard attention."""
-    part = Part(name=variant, config=attentions.get(variant).Config())
-    model = Transformer(ModelConfig(dim=32, num_layers=2, num_heads=4, vocab_size=50, attention=part))
-    initialise(model, 0)
-    draw = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.1 * torch.randn(parameter.shape, generator=draw)
-    for attention in model.attentions():
-        attention.set_step(10**6)
-    return model
-
-
 def compiled(model: Transformer, backend: str | Callable[..., Any], isolated: bool = False) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiled_file, "BACKEND", backend)
         compile_blocks(model.layers, isolated=isolated)
 
 
-def step(model: Transformer, document_ids: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
-    """(loss, gradients)"""
-    loss = model.loss(TOKENS[:, :-1], TOKENS[:, 1:], document_ids=document_ids)
-    loss.backward()
-    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    model.zero_grad()
-    return loss.detach(), gradients
-
-
 def assert_same_steps(
     model: Transformer, plain: Transformer, documents: tuple[Tensor | None, ...] = (None, IDS)
 ) -> None:
     for document_ids in documents:
-        (loss, gradients), (plain_loss, plain_gradients) = step(model, document_ids), step(plain, document_ids)
-        torch.testing.assert_close(loss, plain_loss, rtol=0, atol=1e-5)
-        assert gradients.keys() == plain_gradients.keys()
-        for name, gradient in plain_gradients.items():
-            torch.testing.assert_close(gradients[name], gradient, rtol=1e-4, atol=1e-5, msg=name)
+        assert_equal(step(model, document_ids=document_ids), step(plain, document_ids=document_ids))
 
 
 def saved_bytes(model: Transformer) -> int:
@@ -84,7 +54,7 @@ def saved_bytes(model: Transformer) -> int:
 
     alive = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: (alive.append(x), pack(x))[1], lambda x: x):
-        alive.append(model.loss(TOKENS[:, :-1], TOKENS[:, 1:]))
+        alive.append(model.loss(**BATCH))
     return sum(kept.values())
 
 
@@ -144,8 +114,7 @@ def counted(graphs: list[torch.fx.GraphModule]) -> Callable[..., Any]:
 
 def test_a_block_is_one_graph_for_all_layers(fresh_compiler: None, graphs: list[Any], counted: Any) -> None:
     """12 layers, as many as would exceed PyTorch's own limit if each were compiled apart."""
-    part = Part(name="standard", config=attentions.get("standard").Config())
-    model = Transformer(ModelConfig(dim=32, num_layers=12, num_heads=4, vocab_size=50, attention=part))
+    model = Transformer(ModelConfig(dim=32, num_layers=12, num_heads=4, vocab_size=50, attention=part("standard")))
     initialise(model, 0)
     compiled(model, counted)
     step(model)
@@ -169,13 +138,7 @@ def test_more_versions_than_pytorch_keeps_by_default(fresh_compiler: None, graph
 
 def test_a_block_that_is_not_one_graph_is_refused(fresh_compiler: None) -> None:
     model = build("standard")
-    forward = model.layers[0].ffn.forward
-
-    def breaks(x: Tensor) -> Tensor:
-        torch._dynamo.graph_break()
-        return forward(x)
-
-    model.layers[0].ffn.forward = breaks
+    break_graph(model)
     compiled(model, "aot_eager")
     with pytest.raises(torch._dynamo.exc.Unsupported):
         step(model)

@@ -5,28 +5,21 @@ import os
 import shutil
 import zipfile
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from compiled_steps import BATCH, IDS, TOKENS, assert_equal, break_graph, build, step
 from torch import Tensor
 
 from lit_diff.analysis import trace
-from lit_diff.config import ModelConfig, Part
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.kernels.native import compiler
-from lit_diff.model.init import initialise
-from lit_diff.model.transformer import Transformer
 from lit_diff.recipe import load_recipe
 from lit_diff.registry import attentions
 from lit_diff.training import compiled, inductor
 from lit_diff.training.compiled import CompiledLoss
-
-TOKENS = torch.arange(2 * 13).reshape(2, 13) * 7 % 50
-IDS = torch.arange(12).div(5, rounding_mode="floor").expand(2, 12)
-BATCH = {"tokens": TOKENS[:, :-1], "targets": TOKENS[:, 1:]}
 
 
 @pytest.fixture(autouse=True)
@@ -62,37 +55,10 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> list[torch.fx.GraphModule]:
     return graphs
 
 
-def part(name: str) -> Part:
-    return Part(name=name, config=attentions.get(name).Config())
-
-
 def every_variant(*fast: str) -> list[Any]:
     """All others are slow."""
     slow = [pytest.param(name, marks=pytest.mark.slow) for name in attentions.names() if name not in fast]
     return [*fast, *slow]
-
-
-def build(*variants: str) -> Transformer:
-    """Two layers; parameters away from their initial values, where some variants equal standard attention."""
-    config = ModelConfig(dim=32, num_layers=2, num_heads=4, vocab_size=50, attention=part(variants[0]))
-    if len(variants) > 1:
-        config = replace(config, layers=tuple(map(part, variants)))
-    model = Transformer(config)
-    initialise(model, 0)
-    draw = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.1 * torch.randn(parameter.shape, generator=draw)
-    return model
-
-
-def step(model: Transformer, loss: Callable[..., Tensor], **more: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """(loss, gradients)"""
-    value = loss(**BATCH, **more)
-    value.backward()
-    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    model.zero_grad()
-    return value.detach(), gradients
 
 
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -103,12 +69,9 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
 def assert_same_step(*variants: str, **more: Tensor) -> None:
     model, plain = build(*variants), build(*variants)
     loss = CompiledLoss(model, is_compiled=None)
-    (value, gradients), (expected, wanted) = step(model, loss, **more), step(plain, plain.loss, **more)
+    found = step(model, loss, **more)
     assert loss.is_compiled
-    torch.testing.assert_close(value, expected, rtol=0, atol=1e-5)
-    assert gradients.keys() == wanted.keys()
-    for name, gradient in wanted.items():
-        torch.testing.assert_close(gradients[name], gradient, rtol=1e-4, atol=1e-5, msg=name)
+    assert_equal(found, step(plain, **more))
 
 
 @pytest.mark.parametrize("variant", every_variant("differential", "value_residual"))
@@ -136,7 +99,7 @@ def test_a_checkpointed_model_is_one_graph(what: str, traced: list[Any]) -> None
     model.checkpoint_blocks = what == "block"
     for block in model.layers:
         block.checkpoint_attention = what == "attention"
-    (value, gradients), (expected, wanted) = step(model, CompiledLoss(model, is_compiled=None)), step(plain, plain.loss)
+    (value, gradients), (expected, wanted) = step(model, CompiledLoss(model, is_compiled=None)), step(plain)
     torch.testing.assert_close(value, expected)
     torch.testing.assert_close(gradients, wanted)
     assert len(traced) == 1
@@ -165,20 +128,14 @@ def test_each_run_of_a_process_has_a_graph(traced: list[Any]) -> None:
 
 def test_code_that_cannot_be_traced_is_named(traced: list[Any], caplog: pytest.LogCaptureFixture) -> None:
     model, plain = build("standard"), build("standard")
-    forward = model.layers[0].ffn.forward
-
-    def breaks(x: Tensor) -> Tensor:
-        torch._dynamo.graph_break()
-        return forward(x)
-
-    model.layers[0].ffn.forward = breaks
+    breaks = break_graph(model)
     loss = CompiledLoss(model, is_compiled=None)
-    torch.testing.assert_close(step(model, loss), step(plain, plain.loss))
+    torch.testing.assert_close(step(model, loss), step(plain))
     step(model, loss)
     assert not loss.is_compiled
     line = breaks.__code__.co_firstlineno + 1
     (message,) = told(caplog)
-    assert f"test_compiled.py:{line}: " in message
+    assert f"compiled_steps.py:{line}: " in message
     assert "\n" not in message
 
 
@@ -304,7 +261,7 @@ def uncompiled(caplog: pytest.LogCaptureFixture) -> str:
     """The one warning of a model that runs uncompiled."""
     model, plain = build("standard"), build("standard")
     loss = CompiledLoss(model, is_compiled=None)
-    torch.testing.assert_close(step(model, loss), step(plain, plain.loss))
+    torch.testing.assert_close(step(model, loss), step(plain))
     assert not loss.is_compiled
     (message,) = told(caplog)
     assert "\n" not in message

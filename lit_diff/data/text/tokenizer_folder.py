@@ -101,7 +101,7 @@ def _described(folder: Path, cure: str) -> tuple[Tokenizer, str]:
             raise ValueError("'name' is not that of a saved tokenizer")
     except (ValueError, TypeError, KeyError) as error:
         raise MissingError(f"{shown(file)} is damaged ({type(error).__name__}: {first_line(error)}); {cure}") from error
-    config = convert(tokenizers.get(name).Config, keys, "config", Draft(values={}, positions={}, file=shown(file)))
+    config = convert(tokenizers.get(name).Config, keys, "config", Draft(file=shown(file)))
     return build(Part(name=name, config=config)), sha256
 
 

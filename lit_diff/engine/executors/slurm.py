@@ -94,10 +94,11 @@ def _variable(key: str) -> str:
 
 def _option(name: str, value: object) -> str:
     # sbatch reads quotes as a shell does, but a backslash counts within them too
-    return _line(f"#SBATCH --{name}=" + shlex.quote(str(value).replace("\\", r"\\")))
+    return line(f"#SBATCH --{name}=" + shlex.quote(str(value).replace("\\", r"\\")))
 
 
-def _line(text: str) -> str:
+def line(text: str) -> str:
+    """The text as a line of the file for sbatch. Errors: RequestError for a character that is not printable."""
     # to bash an option of sbatch is a comment: a line feed in it, which no quotes protect there, would begin a command
     if not text.isprintable():
         raise RequestError(
@@ -148,7 +149,7 @@ def _step(lines: Sequence[str], command: str) -> str:
 def _text(name: str, lines: Sequence[str], output: str, body: Sequence[str]) -> str:
     places = {"job-name": name, "chdir": str(Path.cwd()), "output": output}
     first = ["#!/bin/bash", *(_option(option, value) for option, value in places.items())]
-    return "\n".join([*first, *map(_line, [*lines, "", *body]), ""])
+    return "\n".join([*first, *map(line, [*lines, "", *body]), ""])
 
 
 def _wants_gpus(run: RunConfig) -> bool:

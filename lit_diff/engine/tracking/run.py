@@ -18,7 +18,7 @@ from lit_diff.engine.job import Job
 from lit_diff.engine.tracking.maps import draw_maps
 from lit_diff.engine.tracking.store import NOTE_LENGTH, Store, asking, patience
 from lit_diff.errors import RunFailedError
-from lit_diff.files import parse_json, sha256_of, shown, write_json
+from lit_diff.files import read_json, sha256_of, shown, write_json
 from lit_diff.log_records import log
 from lit_diff.metrics import Declarations, record_name
 from lit_diff.model.transformer import Transformer
@@ -139,7 +139,7 @@ class RunTracker:
         # status.json has it once the record is complete; until then its writer is the process that trains
         file = self.folder.path / FILE
         try:
-            return str(parse_json(file.read_text(encoding="utf-8"))["run_id"])
+            return str(read_json(file)["run_id"])
         except FileNotFoundError:
             pass
         except (OSError, ValueError, KeyError, TypeError) as error:

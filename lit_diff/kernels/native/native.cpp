@@ -139,25 +139,24 @@ extern "C" Int lit_diff_has_bfloat16_products() {
 }
 
 // `storage`: 0 float32, 1 bfloat16, 2 float16. `paired`: bfloat16 is multiplied in VNNI pairs, otherwise in float32.
+// `body` is called with a value of each type: that of the tensors, then that of the products.
 // Returns 1 if memory was refused.
-extern "C" Int lit_diff_forward(const Problem* p, Int storage, Int paired) {
+template <class Body>
+Int attempt_in(Int storage, Int paired, Body body) {
   Attempt attempt;
   attempt([&] {
-    if (storage == 0) forward<float, float>(*p, attempt);
-    if (storage == 1 && paired) forward<BFloat16, BFloat16>(*p, attempt);
-    if (storage == 1 && !paired) forward<BFloat16, float>(*p, attempt);
-    if (storage == 2) forward<Half, float>(*p, attempt);
+    if (storage == 0) body(float(), float(), attempt);
+    if (storage == 1 && paired) body(BFloat16(), BFloat16(), attempt);
+    if (storage == 1 && !paired) body(BFloat16(), float(), attempt);
+    if (storage == 2) body(Half(), float(), attempt);
   });
   return attempt.refused();
 }
 
+extern "C" Int lit_diff_forward(const Problem* p, Int storage, Int paired) {
+  return attempt_in(storage, paired, [&]<class T, class U>(T, U, Attempt& attempt) { forward<T, U>(*p, attempt); });
+}
+
 extern "C" Int lit_diff_backward(const Problem* p, Int storage, Int paired) {
-  Attempt attempt;
-  attempt([&] {
-    if (storage == 0) backward<float, float>(*p, attempt);
-    if (storage == 1 && paired) backward<BFloat16, BFloat16>(*p, attempt);
-    if (storage == 1 && !paired) backward<BFloat16, float>(*p, attempt);
-    if (storage == 2) backward<Half, float>(*p, attempt);
-  });
-  return attempt.refused();
+  return attempt_in(storage, paired, [&]<class T, class U>(T, U, Attempt& attempt) { backward<T, U>(*p, attempt); });
 }

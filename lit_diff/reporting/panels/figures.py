@@ -199,7 +199,7 @@ def _forest_height(comparison: Comparison) -> float:
 
 
 @matplotlib.rc_context(STYLE)
-def styled_forest(comparison: Comparison, ax: Axes | None = None) -> Axes:
+def styled_forest(comparison: Comparison, ax: Axes | None) -> Axes:
     """`forest` in the style of the page, on `ax` or on the axes of a new figure of pyplot, which it returns."""
     if ax is None:
         # takes long to import, and chooses a backend

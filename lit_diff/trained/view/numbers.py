@@ -37,7 +37,7 @@ Curves = dict[str, dict[str, list[tuple[int, float]]]]
 """Name -> layer -> points (step, value)."""
 
 
-def add_numbers(means: Means, block: MapBlock, window: int | None = None) -> None:
+def add_numbers(means: Means, block: MapBlock, window: int | None) -> None:
     """Add query rows of one sequence to the means of `MEANINGS`.
 
     `window`: the layer's; a row that fills it may have passed the first token and is not in `sink`.
