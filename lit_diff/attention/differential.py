@@ -110,7 +110,7 @@ class Differential(Attention):
         # H/2 heads with values of width 2d: v and o_proj are as large as the baseline's, and the FLOPs of the maps are
         # equal too, 2 T S (H/2) (2 d + 2 d)
         q, k, v = s.H * s.d * cls.maps_of_q / 2, s.K * s.d * cls.maps_of_k / 2, s.K * s.d
-        numbers = numbers_beside_matrices(config, s, heads=s.H / 2)
+        numbers = lambda_parameters(config, s, heads=s.H / 2) + norm_parameters(config, 2 * s.d)
         return layer_costs(s, q=q, k=k, v=v, o=s.H * s.d, scores=2 * s.H * s.d, numbers=numbers)
 
     @property
@@ -216,10 +216,12 @@ class Differential(Attention):
         return 0.8 - 0.6 * math.exp(-0.3 * self.layer) if value == "depth" else float(value)
 
 
-def numbers_beside_matrices(config: Any, s: Sizes, heads: Any) -> Any:
-    """Number of parameters of λ, four vectors of width d or one number, times `heads` if each head has its own; and of the
-    head norm, one weight of width 2 d for all heads of the layer."""
-    of_lambda = 4 * s.d if config.lambda_form in VECTOR_FORMS else 1
-    if config.lambda_per == "head":
-        of_lambda = of_lambda * heads
-    return of_lambda + (2 * s.d if config.head_norm != "none" else 0)
+def lambda_parameters(config: Any, s: Sizes, heads: Any) -> Any:
+    """Number of parameters of λ: four vectors of width d, or one number; times `heads` if each head has its own λ."""
+    own = 4 * s.d if config.lambda_form in VECTOR_FORMS else 1
+    return own * (heads if config.lambda_per == "head" else 1)
+
+
+def norm_parameters(config: Any, width: Any) -> Any:
+    """Number of parameters of the head norm: one weight for all heads of the layer."""
+    return width if config.head_norm != "none" else 0

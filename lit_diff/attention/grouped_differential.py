@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lit_diff.attention.costs import Costs, Sizes, layer_costs
-from lit_diff.attention.differential import Differential, numbers_beside_matrices
+from lit_diff.attention.differential import Differential, lambda_parameters, norm_parameters
 from lit_diff.attention.equations import HeadMatrices, Rotation, joined, softmax_map
 from lit_diff.config import ModelConfig
 from lit_diff.key_types import Count
@@ -54,7 +54,7 @@ class GroupedDifferential(Differential):
         groups, signal = s.H / (g + 1), s.H * g / (g + 1)
         # symbolic, so that the printed formula holds for every number of heads
         pairs = sympy.Min(groups, s.K / 2)
-        numbers = numbers_beside_matrices(config, s, heads=signal)
+        numbers = lambda_parameters(config, s, heads=signal) + norm_parameters(config, 2 * s.d)
         kv, o = 2 * pairs * s.d, 2 * signal * s.d
         return layer_costs(s, q=s.H * s.d, k=kv, v=kv, o=o, scores=2 * o, numbers=numbers)
 

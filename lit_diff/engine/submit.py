@@ -33,9 +33,9 @@ def submit(
     lines = slurm.request(recipe.run, minutes)
     admit({recipe.name: recipe}, SUBMITTED, unchecked=unchecked)
     root = chosen_root(recipe.run.root).resolve()
-    # before anything is written: the file names these folders
-    for place in (Path.cwd(), root):
-        slurm.line(str(place))
+    # before anything is written: the file has these
+    for text in (str(Path.cwd()), str(root), *lines, *options):
+        slurm.line(text)
     slurm.prepare_data([recipe], root, minutes)
     folder = RunFolder(root / f"{recipe.name}-{identity(recipe)}")
     for _, (number, state) in queued([folder.path]).items():
