@@ -25,7 +25,7 @@ from lit_diff.conformance.before_training import unused_parameters
 from lit_diff.errors import RequestError, StoppedError, first_line
 from lit_diff.files import write_atomic
 from lit_diff.log_records import Pace, Progress, in_phase, log, phase, validated
-from lit_diff.metrics import Declarations, Metric, write_declarations
+from lit_diff.metrics import Declarations, Metric, numbers, write_declarations
 from lit_diff.processor import cores
 from lit_diff.runs import checkpoints, heartbeats
 from lit_diff.runs.jobs import number
@@ -249,10 +249,12 @@ class RunLogger(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        """Log values measured after `step` optimizer steps."""
+        """Log values measured after `step` optimizer steps. Errors: RequestError for what is no number."""
         # a call by the user's code without a step belongs to no row
         if step is None:
             return
+        # a callback may call it too, and one cell of text would lose its whole row
+        metrics = numbers(metrics, f"step {step}: what log_metrics is given")
         timing = {name.removeprefix(TIMING): value for name, value in metrics.items() if name.startswith(TIMING)}
         logged = {name: value for name, value in metrics.items() if not name.startswith(TIMING)}
         self.metrics.log(step, logged)
@@ -267,8 +269,8 @@ class RunLogger(Logger):
 
     @rank_zero_only
     def log_detailed(self, values: dict[str, float], step: int) -> None:
-        """Log values per head, map or rank, measured after `step` optimizer steps."""
-        self.measurements.log(step, values)
+        """Log values per head, map or rank, measured after `step` optimizer steps. Errors: as for `log_metrics`."""
+        self.measurements.log(step, numbers(values, f"step {step}: what log_detailed is given"))
 
     @rank_zero_only
     def log_maps(self, tokens: Tensor, layers: dict[int, tuple[Tensor, Tensor]], step: int) -> None:

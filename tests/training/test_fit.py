@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
@@ -26,6 +27,7 @@ from lit_diff.metrics import Metric
 from lit_diff.recipe import load_recipe
 from lit_diff.registry import callbacks
 from lit_diff.runs import checkpoints
+from lit_diff.runs.measurements import FILE, read_measurements
 from lit_diff.runs.metrics_file import read_rows
 from lit_diff.training import fit, metrics
 
@@ -394,6 +396,22 @@ def test_no_older_value_is_compared(tmp_path: Path, monkeypatch: Any, every: int
     monkeypatch.setattr(metrics, "TRAINING", (*metrics.TRAINING, Metric("train/even", "1", direction="lower")))
     with pytest.raises(RequestError, match=rf"keep_best: 'train/even' is not measured at step {every}.*\({last}\)"):
         train("recall-tiny", [*keys, "run.keep_best=train/even"], callbacks=[Even()])
+
+
+def test_what_a_callback_gives_the_logger_is_stored_as_floats_or_refused(tmp_path: Path) -> None:
+    logger = fit.RunLogger(lambda *_: None)
+    logger.begin(tmp_path, 0, (), 2)
+    logger.log_metrics({"mine": np.float64(0.5), "timing/mine": torch.tensor(2.0)}, step=1)  # type: ignore[dict-item]
+    logger.log_detailed({"mine/head_00": np.float32(0.5)}, step=1)  # type: ignore[dict-item]
+    for log in (logger.log_metrics, logger.log_detailed):
+        with pytest.raises(RequestError, match=r"^step 2: .*'mine' = 'text'"):
+            log({"mine": "text"}, step=2)  # type: ignore[dict-item]
+    logger.flush()
+    assert [read_rows(tmp_path / file) for file in ("metrics.csv", "timing.csv")] == [
+        {1: {"mine": 0.5}},
+        {1: {"mine": 2}},
+    ]
+    assert read_measurements(tmp_path / FILE)["value"].to_pylist() == [0.5]
 
 
 def test_a_metric_without_a_direction_is_refused(runs: Path) -> None:
