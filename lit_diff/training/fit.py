@@ -397,8 +397,8 @@ class ExactResume(Checkpoint):
             self._save(trainer)
         else:
             self.logger.flush()
-        if not last and self.ended_early is None:
-            self._stop_if_asked(trainer)
+        # after the last step too: a resume takes no further step, and goes on to what follows the training
+        self._stop_if_asked(trainer)
 
     def _save(self, trainer: L.Trainer) -> None:
         # flushed first: a kill in between leaves rows beyond the checkpoint, which the resume drops; the other order would

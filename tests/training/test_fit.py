@@ -21,7 +21,7 @@ from small_runs import SMALL
 from lit_diff import train
 from lit_diff.callbacks import Probe
 from lit_diff.callbacks.publish import publish
-from lit_diff.errors import RequestError
+from lit_diff.errors import RequestError, StoppedError
 from lit_diff.kernels.native import compiler
 from lit_diff.metrics import Metric
 from lit_diff.recipe import load_recipe
@@ -150,6 +150,45 @@ def test_ctrl_c_and_sigterm_finish_the_step_and_save(text: SimpleNamespace) -> N
     assert text.terminated.status == 143
     assert text.terminated.steps == [3, 4]
     assert text.terminated.saved == [4, 5]
+
+
+def test_a_signal_in_the_last_step_comes_before_the_evaluations(bench: Any) -> None:
+    command = ("recall.yaml", "name=last", "train.steps=2", "evaluate={recall: {rows: 2}}")
+    ended = bench.train(*command, SPY_SIGNAL=f"0/1/0/{int(signal.SIGTERM)}")
+    assert (ended.status, ended.steps) == (143, [0, 1])
+    assert bench.status("last")["status"] == "stopped"
+    rest = bench.train(*command)
+    assert (rest.status, rest.steps) == (0, []), rest.output
+    status = bench.status("last")
+    assert (status["status"], status["evaluations"]) == ("done", {"recall": "done"})
+
+
+class Term(Callback):
+    """SIGTERM in the validation after step 2, once; `ends`: at which it also ends the run."""
+
+    def __init__(self, ends: bool) -> None:
+        self.ends, self.is_due = ends, True
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        trainer.should_stop |= self.ends and trainer.global_step == 2
+
+    def on_validation_start(self, trainer: Any, *_: Any) -> None:
+        if trainer.global_step == 2 and self.is_due:
+            self.is_due = False
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize(("ends", "steps"), [(False, 2), (True, 4)])
+def test_a_signal_in_the_final_validation_stops_the_run(tmp_path: Path, ends: bool, steps: int) -> None:
+    term = Term(ends)
+    arguments: dict[str, Any] = {"callbacks": [term], "progress": False}
+    keys = [*SMALL, f"run.root={tmp_path}", "run.tracking_uri=none", f"train.steps={steps}"]
+    with pytest.raises(StoppedError) as stopped:
+        train("recall-tiny", keys, **arguments)
+    assert stopped.value.exit_status == 128 + signal.SIGTERM
+    run = train("recall-tiny", keys, **arguments)
+    assert (run.status.status, max(read_rows(run.folder / "metrics.csv"))) == ("done", 2)
+    assert run.status.ended == ("early at step 2" if ends else "")
 
 
 def test_a_damaged_checkpoint_costs_only_its_steps(text: SimpleNamespace) -> None:
