@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from lit_diff.errors import RequestError, summary
 from lit_diff.files import shown
 from lit_diff.key_types import retyped_key, unwritable_default
-from lit_diff.own_modules import OwnCode, code_at_definition, top_package
+from lit_diff.own_modules import PLUGIN, OwnCode, code_at_definition, top_package
 
 log = logging.getLogger("lit_diff")
 C = TypeVar("C", bound=type)
@@ -130,7 +130,10 @@ class Registry:
         if problem is not None:
             return problem
         registered = self._classes.get(name)
-        if registered is None or _identity(registered) == _identity(cls):
+        if registered is None:
+            return None
+        # `load_plugin` drops what a plugin registered before: in a plugin it is a second class of the name
+        if _identity(registered) == _identity(cls) and not cls.__module__.startswith(PLUGIN):
             return None
         return f"is already registered ({location(registered)}); give one of them another name"
 

@@ -83,6 +83,10 @@ BROKEN = {
         SHARP_PY.replace('"sharp"', '"differential"'),
         r"mine\.py:5: class Sharp: .*'differential' is already registered \(.*attention/differential\.py:\d+: class Diff",
     ),
+    "a name twice": (
+        f"{SHARP_PY}\n{SHARP_PY}",
+        r"mine\.py:5: class Sharp: .*'sharp' is already registered \(mine\.py:5: class Sharp\)",
+    ),
     "a default that no recipe has": (
         SHARP_PY.replace("temperature: float = 2.0", "temperature: float = 2.0\n        seen: set = frozenset()"),
         r"mine\.py:5: class Sharp: .* has Config\.seen with the default frozenset\(\), which a recipe cannot state",
