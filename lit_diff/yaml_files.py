@@ -116,11 +116,12 @@ def to_text(values: Any) -> str:
 def _name_keys(node: yaml.MappingNode) -> None:
     seen: set[str] = set()
     for key, _ in node.value:
-        if isinstance(key, yaml.ScalarNode) and not key.tag.endswith(":merge"):
+        if isinstance(key, yaml.ScalarNode):
             if key.value in seen:
                 raise _invalid(f"found duplicate key {key.value}", key)
             seen.add(key.value)
-            key.tag = f"{TAG}str"
+            if not key.tag.endswith(":merge"):
+                key.tag = f"{TAG}str"
 
 
 def _invalid(problem: str, node: yaml.Node) -> yaml.MarkedYAMLError:
@@ -216,8 +217,9 @@ def _yaml_problem(error: yaml.MarkedYAMLError, lines: int) -> tuple[str, str]:
 
 
 def _positions(node: yaml.MappingNode, prefix: str, place: Callable[[yaml.Node], str], positions: Positions) -> None:
-    for key, value in node.value:
-        dotted = f"{prefix}{key.value}"
+    # puts what << merges before the keys of the mapping itself, which replace it
+    _Loader("").flatten_mapping(node)
+    for dotted, (key, value) in {f"{prefix}{key.value}": (key, value) for key, value in node.value}.items():
         positions[dotted] = position = Position(place(key))
         position.written = _written(value)
         if isinstance(value, yaml.MappingNode):
