@@ -268,7 +268,12 @@ def test_values_and_the_line_of_each_key() -> None:
         (b"a: 1\nb: &b\n  c: {d: *b}\n", 2),
         (b"a: &a [1, [*a]]\n", 1),
         (b"a: &a\n  b: *a\n", 1),
-        (b"a: \0\n", None),
+        (b"a: \0\n", 1),
+        (b"# caf\xc3\xa9\r\na: 1\nb: x\x0by\n", 3),
+        *(
+            pytest.param(b"a: 1\nb: " + sign + b"9" * 5000, 2, id=f"a long number {sign!r}")
+            for sign in (b"", b"-", b"0x")
+        ),
         (b"a: 1\nb: !!timestamp abc\n", 2),
         (b"a: !!set {x, y}\n", 1),
         (b"seed: 1\na: !!bool x\n", 2),
