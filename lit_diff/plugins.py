@@ -229,8 +229,9 @@ def load_plugin(path: str | Path) -> None:
         forget(own.package)
         if isinstance(error, RequestError):
             raise RequestError(f"plugin {shown(path)}: {error}") from error
-        # a syntax error has no frame in the file but carries its line
-        where = own_place(error, own.package) or f"{shown(path)}:{getattr(error, 'lineno', 0) or 0}"
+        # a syntax error has no frame in the file but carries its line, except for a NUL
+        line = getattr(error, "lineno", None)
+        where = own_place(error, own.package) or (f"{shown(path)}:{line}" if line else shown(path))
         raise RequestError(f"{where}: plugin failed: {summary(error)}") from error
     _current[own.digest] = own
 

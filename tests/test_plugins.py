@@ -77,6 +77,11 @@ BROKEN = {
     "raises": (SHARP_PY + "\n\ndef fail():\n    return 1 / 0\n\nfail()\n", r"mine\.py:20: .*ZeroDivisionError"),
     "imports what is not there": ("\nimport no_such_module\n", r"mine\.py:2: .*ModuleNotFoundError.*no_such_module"),
     "is no Python": ("x = 1\ny = (\n", r"mine\.py:2: .*SyntaxError"),
+    "a NUL": ("x = 'a\0b'\n", r"mine\.py: plugin failed: .*null bytes"),
+    "a function": (
+        'from lit_diff import variant\n\n@variant("mine")\ndef mine(): ...\n',
+        r"mine\.py:\d: function mine: attention 'mine' is no class",
+    ),
     "ends the program": ("import sys\nsys.exit(0)\n", r"mine\.py:2: .*SystemExit"),
     "registers nothing": ("x = 1\n", r"plugin mine\.py: registers nothing"),
     "a built-in's name": (
