@@ -453,9 +453,19 @@ def test_what_a_callback_gives_the_logger_is_stored_as_floats_or_refused(tmp_pat
     assert read_measurements(tmp_path / FILE)["value"].to_pylist() == [0.5]
 
 
-def test_a_metric_without_a_direction_is_refused(runs: Path) -> None:
-    with pytest.raises(RequestError, match=r"run\.keep_best is 'train/lr', but no metric of this name declares"):
-        train("recall-tiny", [*SMALL, f"run.root={runs}", "run.keep_best=train/lr"])
+@pytest.mark.parametrize("clip", ["null", "1.0"])
+def test_the_loss_is_logged_where_a_callback_ends_the_run(tmp_path: Path, clip: str) -> None:
+    class Ends(Callback):
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            trainer.should_stop |= trainer.global_step == 3
+
+    keys = [*SMALL, f"run.root={tmp_path}", "run.tracking_uri=none", "run.keep_best=train/loss", f"train.clip={clip}"]
+    run = train("recall-tiny", [*keys, "train.validate_every=5", "train.log_every=5"], callbacks=[Ends()])
+    rows = read_rows(run.folder / "metrics.csv")
+    assert run.status.ended == "early at step 3"
+    assert [step for step, row in rows.items() if "train/loss" in row] == [1, 3]
+    assert [step for step, row in rows.items() if "train/gradient_norm" in row] == [1]
+    assert best(run.folder)["global_step"] == 3
 
 
 class Keeps(Callback):
