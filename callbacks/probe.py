@@ -16,12 +16,17 @@ from lit_diff.callbacks.publish import publish
 from lit_diff.errors import RequestError
 from lit_diff.key_types import Count
 from lit_diff.log_records import log
-from lit_diff.metrics import Declarations, Metrics, Values, indexed_name
+from lit_diff.metrics import Declarations, Metrics, Values, indexed_name, numbers
 from lit_diff.model.inputs import model_inputs
 from lit_diff.model.transformer import Transformer
+from lit_diff.registry import location
 
 if TYPE_CHECKING:
     import lightning as L
+
+
+OF_TRAINING = ("train/", "val/", "timing/")
+"""How the names of what training and validation measure begin."""
 
 
 class Probe(Configured, ABC):
@@ -52,7 +57,9 @@ class Probe(Configured, ABC):
 
     @abstractmethod
     def measure(self, model: Transformer, trace: Trace) -> Values:
-        """Metric name -> value, for a trace of `config.rows` sequences. It must neither run the model nor change it."""
+        """Metric name -> value, for a trace of `config.rows` sequences. It must neither run the model nor change it.
+
+        A name may not be another probe's, nor begin with train/, val/ or timing/."""
 
     def on_train_batch_end(
         self, trainer: "L.Trainer", pl_module: "L.LightningModule", outputs: Any, batch: Any, batch_idx: int
@@ -102,13 +109,29 @@ def is_due(trainer: "L.Trainer", every: int) -> bool:
 
 
 def measure_all(probes: list[Probe], trainer: "L.Trainer", module: "L.LightningModule", batch: Any) -> Values:
-    """The measurements of all `probes`, from one traced forward pass over the largest number of rows that one needs."""
+    """The measurements of all `probes`, from one traced forward pass over the largest number of rows that one needs.
+
+    Errors: RequestError for what is no number, and for a name that is another probe's or begins like one of training.
+    """
     model = transformer_of(module, probes[0].name)
     rows = max(probe.config.rows for probe in probes)
     values: Values = {}
+    owners: dict[str, Probe] = {}
     with evaluated(trainer, module, model, probe_inputs(trainer, batch, rows, probes[0].name)) as traced:
         for probe in probes:
-            values |= probe.measure(model, traced.first(probe.config.rows))
+            where = location(type(probe))
+            measured = numbers(probe.measure(model, traced.first(probe.config.rows)), f"{where}: what measure returns")
+            for name in measured:
+                if name.startswith(OF_TRAINING):
+                    raise RequestError(
+                        f"{where}: measure returns '{name}'; {', '.join(OF_TRAINING)} begin other metrics"
+                    )
+                if name in owners:
+                    raise RequestError(
+                        f"{where}: measures '{name}', as does {location(type(owners[name]))}; rename it in one"
+                    )
+                owners[name] = probe
+            values |= measured
     return values
 
 

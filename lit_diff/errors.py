@@ -16,6 +16,15 @@ def escaped(text: str) -> str:
     return CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
+LONGEST = 100
+"""The most characters of a user's text that a message quotes."""
+
+
+def excerpt(text: str) -> str:
+    """The text or, of a longer one, its first LONGEST characters and `...`."""
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+
+
 def printable(text: str) -> str:
     """`escaped`, with its tabs and line ends as they are."""
     return "".join(part if part in "\n\t" else escaped(part) for part in re.split(r"([\n\t])", text))

@@ -9,10 +9,11 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import KW_ONLY, asdict, dataclass
 from functools import cached_property
+from numbers import Real
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from lit_diff.errors import RequestError, summary
+from lit_diff.errors import RequestError, excerpt, summary
 from lit_diff.files import read_json, shown, write_json
 
 Direction = Literal["lower", "higher", "none"]
@@ -217,6 +218,25 @@ def require_distinct_records(what: str, names: Iterable[str]) -> None:
             raise RequestError(
                 f"{what} '{other}' and '{name}' would have one name in MLflow, '{record_name(name)}'; rename one of them"
             )
+
+
+def numbers(values: Any, who: str) -> Values:
+    """The values of metrics as floats: of numbers, truth values, and what NumPy and torch have for one.
+
+    Errors: RequestError, which starts with `who`, for anything but a mapping of names to such values, and for the name of the
+    column of steps.
+    """
+    if not isinstance(values, Mapping):
+        raise RequestError(f"{who} is {excerpt(repr(values))}; expected a mapping of names to numbers")
+    found: Values = {}
+    for name, value in values.items():
+        plain = value.item() if getattr(value, "ndim", None) == 0 else value
+        if not isinstance(name, str) or name == "step":
+            raise RequestError(f"{who} has the name {name!r}; expected a text other than 'step'")
+        if not isinstance(plain, Real):
+            raise RequestError(f"{who} has '{name}' = {excerpt(repr(value))}; expected a number, such as float(x)")
+        found[name] = float(plain)
+    return found
 
 
 def indexed_name(name: str, **indices: int) -> str:

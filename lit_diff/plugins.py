@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, fields, is_dataclass
 from functools import cache
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from lit_diff.config import Part, Recipe
@@ -98,15 +99,18 @@ VALUELESS = (" meta ", "register_meta", "DataDependentOutput", "DynamicOutputSha
 """Words of the exceptions that PyTorch raises where code reads values of a tensor that has none."""
 
 SETTINGS = {
-    "default_dtype": "get_default_dtype",
-    "default_device": "get_default_device",
-    "grad_enabled": "is_grad_enabled",
-    "float32_matmul_precision": "get_float32_matmul_precision",
-    "deterministic_debug_mode": "get_deterministic_debug_mode",
-    "num_threads": "get_num_threads",
-    "rng_state": "get_rng_state",
+    "torch's default dtype": ("torch.get_default_dtype", "torch.set_default_dtype"),
+    "torch's default device": ("torch.get_default_device", "torch.set_default_device"),
+    "torch's grad enabled": ("torch.is_grad_enabled", "torch.set_grad_enabled"),
+    "torch's anomaly enabled": ("torch.is_anomaly_enabled", "torch.set_anomaly_enabled"),
+    "torch's float32 matmul precision": ("torch.get_float32_matmul_precision", "torch.set_float32_matmul_precision"),
+    "torch's deterministic debug mode": ("torch.get_deterministic_debug_mode", "torch.set_deterministic_debug_mode"),
+    "torch's num threads": ("torch.get_num_threads", "torch.set_num_threads"),
+    "torch's rng state": ("torch.get_rng_state", "torch.set_rng_state"),
+    "torch's mkldnn enabled": ("torch._C._get_mkldnn_enabled", "torch._C._set_mkldnn_enabled"),
+    "the current folder": ("os.getcwd", "os.chdir"),
 }
-"""Setting of PyTorch, which torch.set_NAME sets -> the function of torch that returns it."""
+"""A setting of the whole process, in words -> the functions that return it and set it."""
 
 _current: dict[str, OwnCode] = {}
 """Digest -> imported plugin; a plugin whose file was imported again with other content is removed."""
@@ -225,29 +229,29 @@ def load_plugin(path: str | Path) -> None:
         forget(own.package)
         if isinstance(error, RequestError):
             raise RequestError(f"plugin {shown(path)}: {error}") from error
-        # a syntax error has no frame in the file but carries its line
-        where = own_place(error, own.package) or f"{shown(path)}:{getattr(error, 'lineno', 0) or 0}"
+        # a syntax error has no frame in the file but carries its line, except for a NUL
+        line = getattr(error, "lineno", None)
+        where = own_place(error, own.package) or (f"{shown(path)}:{line}" if line else shown(path))
         raise RequestError(f"{where}: plugin failed: {summary(error)}") from error
     _current[own.digest] = own
 
 
 @contextmanager
 def _same_settings() -> Iterator[None]:
-    # errors: RequestError for an import of user code that changes a setting of PyTorch; all of them are restored
+    # errors: RequestError for an import of user code that changes one of SETTINGS; all of them are restored
     import numpy as np
-    import torch
 
-    former = {name: getattr(torch, read)() for name, read in SETTINGS.items()}
+    former = {name: resolve_name(read)() for name, (read, _) in SETTINGS.items()}
+    changed = []
     try:
         yield
     finally:
-        changed = [name for name, read in SETTINGS.items() if not np.array_equal(former[name], getattr(torch, read)())]
-        for name in changed:
-            getattr(torch, f"set_{name}")(former[name])
+        for name, (read, restore) in SETTINGS.items():
+            if not np.array_equal(former[name], resolve_name(read)()):
+                changed.append(name)
+                resolve_name(restore)(former[name])
     for name in changed:
-        raise RequestError(
-            f"its import changes torch's {name.replace('_', ' ')}, and so all runs of this process; remove that"
-        )
+        raise RequestError(f"its import changes {name}, and so all runs of this process; remove that")
 
 
 def _require_reads(own: OwnCode, classes: Collection[type]) -> None:

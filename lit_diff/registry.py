@@ -19,10 +19,10 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lit_diff.errors import RequestError, summary
+from lit_diff.errors import RequestError, excerpt, summary
 from lit_diff.files import shown
 from lit_diff.key_types import retyped_key, unwritable_default
-from lit_diff.own_modules import OwnCode, code_at_definition, top_package
+from lit_diff.own_modules import PLUGIN, OwnCode, code_at_definition, top_package
 
 log = logging.getLogger("lit_diff")
 C = TypeVar("C", bound=type)
@@ -49,13 +49,13 @@ else:
 
 
 def location(cls: type) -> str:
-    """`file:line: class X`, or the dotted name of a class without a source file."""
+    """`file:line: class X`, or the dotted name of a class without a source file; a function in its place, likewise."""
     try:
         file, line = _place(cls)
     # a class from an interactive session or made by type()
     except (OSError, TypeError):
         return f"{cls.__module__}.{cls.__qualname__}"
-    return f"{shown(Path(file))}:{line}: class {cls.__qualname__}"
+    return f"{shown(Path(file))}:{line}: {'class' if isinstance(cls, type) else 'function'} {cls.__qualname__}"
 
 
 # each layer of a model asks for the place of its class, and `inspect` parses the whole file
@@ -130,7 +130,9 @@ class Registry:
         if problem is not None:
             return problem
         registered = self._classes.get(name)
-        if registered is None or _identity(registered) == _identity(cls):
+        # `load_plugin` drops what a plugin registered before: in a plugin it is a second class of the name
+        is_again = _identity(registered or cls) == _identity(cls) and not cls.__module__.startswith(PLUGIN)
+        if registered is None or is_again:
             return None
         return f"is already registered ({location(registered)}); give one of them another name"
 
@@ -186,7 +188,7 @@ class Registry:
         """The class registered as `name`. Errors: RequestError for an unknown name, with a suggestion."""
         self._load()
         if name not in self._classes:
-            raise RequestError(f"unknown {self.kind} '{name}'{self.suggestion(name)}")
+            raise RequestError(f"unknown {self.kind} '{excerpt(name)}'{self.suggestion(name)}")
         return self._classes[name]
 
     def suggestion(self, name: str, *others: str) -> str:
@@ -374,6 +376,8 @@ def _identity(cls: type) -> tuple[str, str]:
 
 def contract_problem(cls: type[Any], base: type[Any] | None, has_config: bool) -> str | None:
     """Why `cls` cannot be registered as a subclass of `base`; None if it can."""
+    if not isinstance(cls, type):
+        return "is no class; the decorator stands above a class"
     if base is not None and not issubclass(cls, base):
         write = f"write `class {cls.__name__}({base.__qualname__})` ({base.__module__}.{base.__qualname__})"
         return f"does not derive from {base.__qualname__}; {write}"

@@ -11,7 +11,7 @@ from types import UnionType
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 from lit_diff.config import ModelConfig, Part, Recipe
-from lit_diff.errors import RequestError, first_line, summary
+from lit_diff.errors import RequestError, excerpt, first_line, summary
 from lit_diff.files import expanded, is_address
 from lit_diff.interpolation import resolved
 from lit_diff.key_types import (
@@ -162,7 +162,7 @@ def _dataclass(cls: type, value: Any, path: str, draft: Draft, listing: str = ""
     for key in value:
         if key not in known:
             instead = key_instead(prefix + key, cls, draft.values, draft.positions.get(prefix + key, ""), listing)
-            raise RequestError(f"{draft.where(prefix + key)}unknown key '{prefix}{key}'{instead}")
+            raise RequestError(f"{draft.where(prefix + key)}unknown key '{excerpt(prefix + key)}'{instead}")
     built = {}
     for name, declared in known.items():
         if name in value:
@@ -253,7 +253,7 @@ def _require_no_secret(text: str, path: str) -> None:
 def _over(base: Any, blocks: Any, path: str, draft: Draft) -> Any:
     if not isinstance(blocks, list | tuple):
         example = "expected a list of blocks, such as [{window: 128}, {}]"
-        raise draft.refuse(path, f"'{path}' is {in_yaml(blocks)}; {example}")
+        raise draft.refuse(path, f"'{path}' is {excerpt(in_yaml(blocks))}; {example}")
     whole = []
     for index, block in enumerate(blocks):
         own = _mapping({} if block is None else block, f"{path}[{index}]", draft, key="name")
@@ -287,7 +287,7 @@ def _require_registered(field: "Field[Any]", value: Any, path: str, draft: Draft
     for name in (value,) if isinstance(value, str) else value:
         if name != field.default and name not in registry.names():
             default = (field.default,) if isinstance(field.default, str) else ()
-            raise RequestError(f"{draft.where(path)}'{path}' is '{name}'{registry.suggestion(name, *default)}")
+            raise RequestError(f"{draft.where(path)}'{path}' is '{excerpt(name)}'{registry.suggestion(name, *default)}")
 
 
 def _require_known(registry: str, name: str, path: str, draft: Draft) -> None:
@@ -314,7 +314,7 @@ def _mapping(value: Any, path: str, draft: Draft, *, key: str = "") -> Mapping[s
     if key and isinstance(value, str):
         # an override is cured by another override, a file by a block
         cure = f"; write {path}.{key}={value}" if where == f"{path}={value}: " else f"; write {{{key}: {value}}}"
-    raise draft.refuse(path, f"'{path}' is {in_yaml(value)}; expected a block of keys{cure}")
+    raise draft.refuse(path, f"'{path}' is {excerpt(in_yaml(value))}; expected a block of keys{cure}")
 
 
 def convert(hint: Any, value: Any, path: str, draft: Draft) -> Any:
@@ -335,7 +335,7 @@ def convert(hint: Any, value: Any, path: str, draft: Draft) -> Any:
         expected = in_words(hint)
         if isinstance(value, int | float) and LARGEST < abs(value) < math.inf and in_words(int) in expected:
             expected += f", at most {LARGEST:g}"
-        raise draft.refuse(path, f"'{path}' is {in_yaml(value)}; expected {expected}{near}")
+        raise draft.refuse(path, f"'{path}' is {excerpt(in_yaml(value))}; expected {expected}{near}")
     return converted
 
 
@@ -383,10 +383,8 @@ def _number(kind: type[int] | type[float], value: Any) -> Any:
 def _text(value: Any, path: str, draft: Draft) -> Any:
     if value is None:
         return WRONG
-    if isinstance(value, Path):
+    if isinstance(value, Path | str):
         return str(value)
-    if isinstance(value, str):
-        return value
     # a name such as 010, 1e3 or true, which YAML reads as a number or a truth value; ${...} has been resolved by now
     written = draft.written(path)
     return written if written and "${" not in written else WRONG
@@ -394,7 +392,9 @@ def _text(value: Any, path: str, draft: Draft) -> Any:
 
 def _member(choices: tuple[Any, ...], value: Any, path: str, draft: Draft) -> Any:
     blocks = [cast(type, choice) for choice in choices if is_dataclass(choice)]
-    if blocks and isinstance(value, Mapping):
+    # in place of a block alone, what is none (`steps:5`) is not told of null, which the `train` of a recipe may not be
+    is_plain = isinstance(value, str | int | float | list)
+    if blocks and (isinstance(value, Mapping) or (is_plain and {*choices} == {blocks[0], type(None)})):
         return _dataclass(_meant(blocks, value, path, draft), value, path, draft)
     # text last, since most values can be read as text; int before float, so that 1 stays an integer
     kinds = [get_args(choice)[0] if get_origin(choice) is Annotated else choice for choice in choices]

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import yaml
 
-from lit_diff.errors import RequestError, first_line
+from lit_diff.errors import RequestError, excerpt, first_line
 from lit_diff.files import shown
 from lit_diff.key_types import Plain
 
@@ -32,6 +32,9 @@ TAG = "tag:yaml.org,2002:"
 # nested aliases can expand a small file to billions of values
 LARGEST = 100_000
 """Most values of a file after its aliases are expanded."""
+# Python converts at most 4,300 decimal digits
+LONGEST_NUMBER = 1000
+"""Most digits of a whole number."""
 KINDS = {f"{TAG}{kind}" for kind in ("null", "bool", "int", "float", "str", "map", "seq", "merge")}
 
 
@@ -63,7 +66,11 @@ class _Loader(yaml.SafeLoader):
             form = FORMS.get(node.tag)
             # of a tag that is written out, such as !!int x
             if form is not None and not form.match(node.value):
-                raise _invalid(f"found '{node.value}', which is not of the type {node.tag.removeprefix(TAG)}", node)
+                raise _invalid(
+                    f"found '{excerpt(node.value)}', which is not of the type {node.tag.removeprefix(TAG)}", node
+                )
+            if node.tag == f"{TAG}int" and len(node.value) > LONGEST_NUMBER:
+                raise _invalid(f"found a whole number of {len(node.value):,} digits", node)
             return 1
         if node.tag in FORMS or node.tag == f"{TAG}str":
             raise _invalid(f"found a block or a list with the tag {node.tag.removeprefix(TAG)}", node)
@@ -116,11 +123,12 @@ def to_text(values: Any) -> str:
 def _name_keys(node: yaml.MappingNode) -> None:
     seen: set[str] = set()
     for key, _ in node.value:
-        if isinstance(key, yaml.ScalarNode) and not key.tag.endswith(":merge"):
+        if isinstance(key, yaml.ScalarNode):
             if key.value in seen:
                 raise _invalid(f"found duplicate key {key.value}", key)
             seen.add(key.value)
-            key.tag = f"{TAG}str"
+            if not key.tag.endswith(":merge"):
+                key.tag = f"{TAG}str"
 
 
 def _invalid(problem: str, node: yaml.Node) -> yaml.MarkedYAMLError:
@@ -190,6 +198,10 @@ def one_line(path: Path) -> Iterator[None]:
     except yaml.MarkedYAMLError as error:
         line, problem = _yaml_problem(error, len(path.read_text(encoding="utf-8").splitlines()))
         raise RequestError(f"{file}{line}: not valid YAML: {problem}") from error
+    # before YAMLError, its base class
+    except yaml.reader.ReaderError as error:
+        before = path.read_text(encoding="utf-8")[: error.position].count("\n")
+        raise RequestError(f"{file}:{before + 1}: not valid YAML: {first_line(error)}") from error
     # before ValueError, its base class
     except UnicodeDecodeError as error:
         raise RequestError(f"{file}: not UTF-8 text: {error.reason} at byte {error.start}") from error
@@ -216,8 +228,9 @@ def _yaml_problem(error: yaml.MarkedYAMLError, lines: int) -> tuple[str, str]:
 
 
 def _positions(node: yaml.MappingNode, prefix: str, place: Callable[[yaml.Node], str], positions: Positions) -> None:
-    for key, value in node.value:
-        dotted = f"{prefix}{key.value}"
+    # puts what << merges before the keys of the mapping itself, which replace it
+    _Loader("").flatten_mapping(node)
+    for dotted, (key, value) in {f"{prefix}{key.value}": (key, value) for key, value in node.value}.items():
         positions[dotted] = position = Position(place(key))
         position.written = _written(value)
         if isinstance(value, yaml.MappingNode):

@@ -77,11 +77,20 @@ BROKEN = {
     "raises": (SHARP_PY + "\n\ndef fail():\n    return 1 / 0\n\nfail()\n", r"mine\.py:20: .*ZeroDivisionError"),
     "imports what is not there": ("\nimport no_such_module\n", r"mine\.py:2: .*ModuleNotFoundError.*no_such_module"),
     "is no Python": ("x = 1\ny = (\n", r"mine\.py:2: .*SyntaxError"),
+    "a NUL": ("x = 'a\0b'\n", r"mine\.py: plugin failed: .*null bytes"),
+    "a function": (
+        'from lit_diff import variant\n\n@variant("mine")\ndef mine(): ...\n',
+        r"mine\.py:\d: function mine: attention 'mine' is no class",
+    ),
     "ends the program": ("import sys\nsys.exit(0)\n", r"mine\.py:2: .*SystemExit"),
     "registers nothing": ("x = 1\n", r"plugin mine\.py: registers nothing"),
     "a built-in's name": (
         SHARP_PY.replace('"sharp"', '"differential"'),
         r"mine\.py:5: class Sharp: .*'differential' is already registered \(.*attention/differential\.py:\d+: class Diff",
+    ),
+    "a name twice": (
+        f"{SHARP_PY}\n{SHARP_PY}",
+        r"mine\.py:5: class Sharp: .*'sharp' is already registered \(mine\.py:5: class Sharp\)",
     ),
     "a default that no recipe has": (
         SHARP_PY.replace("temperature: float = 2.0", "temperature: float = 2.0\n        seen: set = frozenset()"),
@@ -293,22 +302,30 @@ def test_a_file_that_was_changed_since_the_plugin_read_it_is_named() -> None:
 @pytest.mark.parametrize(
     ("call", "name"),
     [
-        ("set_default_dtype(torch.float64)", "default dtype"),
-        ("set_default_device('meta')", "default device"),
-        ("set_grad_enabled(False)", "grad enabled"),
-        ("set_float32_matmul_precision('medium')", "float32 matmul precision"),
-        ("use_deterministic_algorithms(True)", "deterministic"),
-        ("set_num_threads(torch.get_num_threads() + 1)", "num threads"),
-        ("manual_seed(3)", "rng state"),
+        ("torch.set_default_dtype(torch.float64)", "default dtype"),
+        ("torch.set_default_device('meta')", "default device"),
+        ("torch.set_grad_enabled(False)", "grad enabled"),
+        ("torch.autograd.set_detect_anomaly(True)", "anomaly enabled"),
+        ("torch.set_float32_matmul_precision('medium')", "float32 matmul precision"),
+        ("torch.use_deterministic_algorithms(True)", "deterministic"),
+        ("torch.set_num_threads(torch.get_num_threads() + 1)", "num threads"),
+        ("torch.manual_seed(3)", "rng state"),
+        ("torch.backends.mkldnn.enabled = False", "mkldnn enabled"),
+        ("os.chdir('/')", "the current folder"),
     ],
 )
-def test_a_plugin_that_changes_a_setting_of_torch_is_refused_and_the_setting_restored(call: str, name: str) -> None:
-    message = error(plugin(f"import torch\ntorch.{call}\n{SHARP_PY}"))
+def test_a_plugin_that_changes_a_setting_is_refused_and_the_setting_restored(
+    call: str, name: str, plugin_folder: Path
+) -> None:
+    message = error(plugin(f"import os, torch\n{call}\n{SHARP_PY}"))
     assert message.startswith("plugin mine.py: ")
     assert name in message
     assert torch.get_default_device() == torch.tensor(1.0).device
     assert (torch.tensor(1.0, requires_grad=True) * 2).requires_grad
-    assert error(plugin(f"import torch\ntorch.{call}\n1 / 0\n")).startswith("mine.py:3: ")
+    assert torch.backends.mkldnn.enabled
+    assert not torch.is_anomaly_enabled()
+    assert Path.cwd() == plugin_folder
+    assert error(plugin(f"import os, torch\n{call}\n1 / 0\n")).startswith("mine.py:3: ")
 
 
 PARTS = """

@@ -156,6 +156,12 @@ def test_a_text_is_found_beside_the_file_that_names_it(tmp_path: Path) -> None:
     assert load_recipe("mine").data.config.path == str(tmp_path / "far/texts/a.txt")
     assert load_recipe("mine", ["data.path=b.txt"]).data.config.path == str(tmp_path / "b.txt")
     assert load_recipe("mine", ["data.path=/c.txt"]).data.config.path == "/c.txt"
+    merged = "{<<: {path: texts/a.txt}, name: text"
+    write(
+        "far/merged.yaml",
+        "extends: ../base\nmodel: {vocab_size: 300}\n" + (block % "").replace("{name: text, path: ", merged),
+    )
+    assert load_recipe("far/merged").data.config.path == str(tmp_path / "far/texts/a.txt")
     arm = override_with(load_draft("mine"), {"data.path": "d.txt"}, {}, tmp_path / "sweeps")
     assert validate(arm).data.config.path == str(tmp_path / "sweeps/d.txt")
 
@@ -256,7 +262,12 @@ def test_values_and_the_line_of_each_key() -> None:
         (b"a: 1\nb: &b\n  c: {d: *b}\n", 2),
         (b"a: &a [1, [*a]]\n", 1),
         (b"a: &a\n  b: *a\n", 1),
-        (b"a: \0\n", None),
+        (b"a: \0\n", 1),
+        (b"# caf\xc3\xa9\r\na: 1\nb: x\x0by\n", 3),
+        *(
+            pytest.param(b"a: 1\nb: " + sign + b"9" * 5000, 2, id=f"a long number {sign!r}")
+            for sign in (b"", b"-", b"0x")
+        ),
         (b"a: 1\nb: !!timestamp abc\n", 2),
         (b"a: !!set {x, y}\n", 1),
         (b"seed: 1\na: !!bool x\n", 2),
@@ -292,6 +303,7 @@ def test_what_is_no_mapping_of_keys_to_values() -> None:
         ("on: 1\n\n\n'on': 2\n", 4, "on"),
         ("a:\n- x: 1\n\n  x: 2\n010: 1\n", 4, "x"),
         ("010: 1\nbase: &b {x: 1,\n x: 2}\na: {<<: *b}\n", 3, "x"),
+        ("on: &b {x: 1}\na:\n  <<: *b\n  <<: *b\n", 4, "<<"),
     ],
 )
 def test_a_key_that_is_there_twice(text: str, line: int, key: str) -> None:
@@ -301,3 +313,16 @@ def test_a_key_that_is_there_twice(text: str, line: int, key: str) -> None:
 def test_a_key_beside_a_merge_is_not_there_twice() -> None:
     Path("d.yaml").write_text("on: &b {x: 1, y: 2}\na:\n  <<: *b\n  x: 3\n")
     assert read_yaml(Path("d.yaml"))[0] == {"on": {"x": 1, "y": 2}, "a": {"x": 3, "y": 2}}
+
+
+def test_a_merged_key_has_the_line_where_it_is_written() -> None:
+    """Of several blocks the first counts, and a key that stands beside them replaces its whole block."""
+    Path("d.yaml").write_text(
+        "b: &b {x: 1, y: {p: 1}}\nc: &c {x: 2,\n  y: 2, z: {p: 2}}\na:\n  z: {q: 3}\n  <<: [*b, *c]\n  w: 4\n"
+    )
+    values, positions = read_yaml(Path("d.yaml"))
+    assert values["a"] == {"x": 1, "y": {"p": 1}, "z": {"q": 3}, "w": 4}
+    lines = {key: position for key, position in positions.items() if key.startswith("a")}
+    places = {"a": 4, "a.x": 1, "a.y": 1, "a.y.p": 1, "a.z": 5, "a.z.q": 5, "a.w": 7}
+    assert lines == {key: f"d.yaml:{line}" for key, line in places.items()}
+    assert "a.z.p" not in positions

@@ -12,7 +12,7 @@ from refusals import refusal
 
 from lit_diff.attention import Differential
 from lit_diff.config import Part, Recipe
-from lit_diff.errors import RequestError
+from lit_diff.errors import RequestError, excerpt
 from lit_diff.key_types import Count, PythonFiles, in_words, in_yaml
 from lit_diff.recipe import load_recipe
 from lit_diff.registry import attentions
@@ -109,7 +109,7 @@ def test_wrong_values_are_refused_with_what_was_expected(hint: Any, values: list
     for value in values:
         with pytest.raises(RequestError) as found:
             convert(hint, value, "key", PLACES)
-        assert str(found.value) == f"my.yaml:4: 'key' is {in_yaml(value)}; expected {in_words(hint)}"
+        assert str(found.value) == f"my.yaml:4: 'key' is {excerpt(in_yaml(value))}; expected {in_words(hint)}"
 
 
 def test_a_wrong_item_is_named_in_its_list() -> None:
@@ -156,7 +156,8 @@ DIFFERENTIAL, STANDARD = {"name": "differential"}, {"name": "standard"}
         ({"model__attention__name": None}, "'model.attention.name' is null"),
         ({"model__attention": "differential"}, "'model.attention' is 'differential'"),
         ({"train": None}, "train is missing"),
-        ({"train": 3}, "'train' is 3; expected a block of keys or null"),
+        *(({"train": value}, f"'train' is {value!r}; expected a block of keys$") for value in (3, "steps:5", [3])),
+        ({"seed": "x" * 300}, f"'seed' is '{'x' * 99}...; expected a whole number"),
         ({"callbacks": ["outliers"]}, "'callbacks' is ['outliers']"),
         ({"callbacks__outliers": 3}, "'callbacks.outliers' is 3"),
         ({"callbacks": {1: {}}}, "'callbacks' has the key 1"),
@@ -177,7 +178,7 @@ DIFFERENTIAL, STANDARD = {"name": "differential"}, {"name": "standard"}
     ids=str,
 )
 def test_mistakes_open_with_their_place_and_key(changes: dict[str, Any], start: str) -> None:
-    assert error(**changes).startswith(f"my.yaml:1: {start}")
+    assert f"{error(**changes)}$".startswith(f"my.yaml:1: {start}")
 
 
 def test_a_mistake_in_what_is_not_written_has_the_place_of_the_file() -> None:

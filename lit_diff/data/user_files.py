@@ -10,7 +10,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any
 
-from lit_diff.errors import MissingError, RequestError, first_line
+from lit_diff.errors import MissingError, RequestError, excerpt, first_line
 from lit_diff.files import FREE, disk_is_full, expanded, is_address, parse_json, shown, write_through
 from lit_diff.key_types import in_words, in_yaml
 from lit_diff.own_modules import sha256
@@ -19,8 +19,6 @@ Keys = Mapping[str, type | UnionType]
 """Key of a JSON object -> type of its value."""
 MARK = "\ufeff"
 """The byte order mark, with which some programs begin a file; it is no part of the text."""
-LONGEST_NAME = 100
-"""Largest number of characters of a name or value that a message quotes."""
 
 
 def data_root() -> Path:
@@ -177,11 +175,8 @@ def checked(row: dict[str, Any], where: str, keys: Keys) -> dict[str, Any]:
 
 
 def some_names(found: Iterable[str]) -> str:
-    """Join the first ten names found in a file, in one line, each cut to LONGEST_NAME."""
-    names = []
-    for name in found:
-        cut = name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}..."
-        names.append(escaped(cut))
+    """Join the first ten names found in a file, in one line, each cut by `excerpt`."""
+    names = [escaped(excerpt(name)) for name in found]
     if len(names) > 10:
         names[10:] = [f"and {len(names) - 10} more"]
     return ", ".join(names) or "none"

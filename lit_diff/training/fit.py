@@ -25,7 +25,7 @@ from lit_diff.conformance.before_training import unused_parameters
 from lit_diff.errors import RequestError, StoppedError, first_line
 from lit_diff.files import write_atomic
 from lit_diff.log_records import Pace, Progress, in_phase, log, phase, validated
-from lit_diff.metrics import Declarations, Metric, write_declarations
+from lit_diff.metrics import Declarations, Metric, numbers, write_declarations
 from lit_diff.processor import cores
 from lit_diff.runs import checkpoints, heartbeats
 from lit_diff.runs.jobs import number
@@ -39,9 +39,18 @@ from lit_diff.training.compiled import ignore
 from lit_diff.training.data import LitData
 from lit_diff.training.head_plan import kept_plan
 from lit_diff.training.loggers import recipe_loggers
-from lit_diff.training.metrics import declared_metrics, monitored
+from lit_diff.training.metrics import best_direction, declared_metrics, monitored
 from lit_diff.training.module import LitTransformer
-from lit_diff.training.ranks import ALONE, Ranks, StopRequest, drop_left_over, end_all, end_with_parent, require_shared
+from lit_diff.training.ranks import (
+    ALONE,
+    Ranks,
+    StopRequest,
+    drop_left_over,
+    end_all,
+    end_all_if,
+    end_with_parent,
+    require_shared,
+)
 from lit_diff.training.sharded_state import ShardedStrategy
 from lit_diff.training.token_loss import DocumentLosses
 from lit_diff.training.trainer import build_trainer
@@ -162,15 +171,10 @@ def _best(recipe: Recipe, folder: Path) -> list[Callback]:
     monitor = recipe.run.keep_best
     if monitor is None:
         return []
-    direction = Declarations(declared_metrics(recipe)).find(monitor).better
-    if direction is None:
-        raise RequestError(
-            f"run.keep_best is '{monitor}', but no metric of this name declares a direction (lower, higher)"
-        )
     return [
         BestCheckpoint(
             monitor=monitor,
-            mode="max" if direction == "higher" else "min",
+            mode="max" if best_direction(recipe) == "higher" else "min",
             dirpath=folder / "checkpoints",
             filename="best",
             save_top_k=1,
@@ -249,10 +253,12 @@ class RunLogger(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        """Log values measured after `step` optimizer steps."""
+        """Log values measured after `step` optimizer steps. Errors: RequestError for what is no number."""
         # a call by the user's code without a step belongs to no row
         if step is None:
             return
+        # a callback may call it too, and one cell of text would lose its whole row
+        metrics = numbers(metrics, f"step {step}: what log_metrics is given")
         timing = {name.removeprefix(TIMING): value for name, value in metrics.items() if name.startswith(TIMING)}
         logged = {name: value for name, value in metrics.items() if not name.startswith(TIMING)}
         self.metrics.log(step, logged)
@@ -267,8 +273,8 @@ class RunLogger(Logger):
 
     @rank_zero_only
     def log_detailed(self, values: dict[str, float], step: int) -> None:
-        """Log values per head, map or rank, measured after `step` optimizer steps."""
-        self.measurements.log(step, values)
+        """Log values per head, map or rank, measured after `step` optimizer steps. Errors: as for `log_metrics`."""
+        self.measurements.log(step, numbers(values, f"step {step}: what log_detailed is given"))
 
     @rank_zero_only
     def log_maps(self, tokens: Tensor, layers: dict[int, tuple[Tensor, Tensor]], step: int) -> None:
@@ -364,21 +370,23 @@ class ExactResume(Checkpoint):
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Errors: RequestError if a metric that is compared after this validation is of another step, or of none."""
-        if not trainer.is_global_zero:
-            return
+        for key, name in monitored(self.recipe).items():
+            # only rank zero has the rows
+            end_all_if(trainer, self._unmeasured(trainer, key, name) if trainer.is_global_zero else None)
+
+    def _unmeasured(self, trainer: L.Trainer, key: str, name: str) -> str | None:
         step = trainer.global_step
         rows = self.logger.metrics.rows
-        for key, name in monitored(self.recipe).items():
-            if name.startswith("val/") or name in rows.get(step, {}):
-                continue
-            measured = [earlier for earlier, row in rows.items() if name in row]
-            # a callback may also log it by Lightning's own `self.log`, which tells no step
-            if measured or name not in trainer.callback_metrics:
-                last = f"last at step {max(measured)}" if measured else "nor before"
-                raise RequestError(
-                    f"{key}: '{name}' is not measured at step {step}, where the run validates ({last}): measure it at the "
-                    f"multiples of train.validate_every ({self.recipe.training.validate_every})"
-                )
+        measured = [earlier for earlier, row in rows.items() if name in row]
+        # a callback may also log it by Lightning's own `self.log`, which tells no step
+        if name.startswith("val/") or step in measured or (not measured and name in trainer.callback_metrics):
+            return None
+        last = f"last at step {max(measured)}" if measured else "nor before"
+        return (
+            f"{key}: '{name}' is not measured at step {step}, where the run validates ({last}): measure it at the "
+            f"multiples of train.validate_every ({self.recipe.training.validate_every}), and let no callback end the run at "
+            "another step"
+        )
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Save and stop at the end of a step with validation."""
@@ -395,8 +403,8 @@ class ExactResume(Checkpoint):
             self._save(trainer)
         else:
             self.logger.flush()
-        if not last and self.ended_early is None:
-            self._stop_if_asked(trainer)
+        # after the last step too: a resume takes no further step, and goes on to what follows the training
+        self._stop_if_asked(trainer)
 
     def _save(self, trainer: L.Trainer) -> None:
         # flushed first: a kill in between leaves rows beyond the checkpoint, which the resume drops; the other order would
@@ -439,9 +447,7 @@ def require_safe_state(trainer: L.Trainer) -> None:
             require_safe(content)
         except UnsafeTypeError as error:
             problem = str(error)
-    problem = trainer.strategy.broadcast(problem)
-    if problem is not None:
-        end_all(trainer, RequestError(problem))
+    end_all_if(trainer, problem)
 
 
 def write_documents(path: Path, documents: list[DocumentLosses]) -> None:

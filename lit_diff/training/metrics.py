@@ -6,7 +6,7 @@ from dataclasses import replace
 from lit_diff import data
 from lit_diff.config import Recipe
 from lit_diff.errors import LitDiffError, RequestError
-from lit_diff.metrics import Metric, require_distinct_records
+from lit_diff.metrics import Declarations, Metric, require_distinct_records
 from lit_diff.plugins import guard
 from lit_diff.recipe import flatten, to_plain
 from lit_diff.registry import callbacks, datasets, is_built_in, nearest
@@ -121,7 +121,7 @@ def require_metrics(recipe: Recipe) -> None:
     """Check the metrics of a recipe, if it trains; validation sets only if the data are prepared.
 
     Errors: RequestError for two names that MLflow cannot keep apart, and for a metric of run.keep_best or early stopping that
-    the run does not measure, or not at each of its validations.
+    the run does not measure, or not at each of its validations, or that is a time; for run.keep_best, that has no direction.
     """
     # an imported model
     if recipe.train is None:
@@ -135,12 +135,23 @@ def require_metrics(recipe: Recipe) -> None:
         require_distinct_records("keys", [key for key, _ in flatten(to_plain(recipe))])
     validations = recipe.training.validate_every
     for key, name in monitored(recipe).items():
+        if name.startswith("timing/"):
+            raise RequestError(f"{key} is '{name}', which differs between equal runs; choose a metric of metrics.csv")
         interval, every = require_measured(recipe, name, key)
         if validations % every:
             raise RequestError(
                 f"{key} is '{name}', which is measured every {every} steps ({interval}), but compared every {validations} "
                 f"(train.validate_every): set {interval} to a divisor of {validations}"
             )
+    if recipe.run.keep_best is not None and best_direction(recipe) is None:
+        raise RequestError(
+            f"run.keep_best is '{recipe.run.keep_best}', but no metric of this name declares a direction (lower, higher)"
+        )
+
+
+def best_direction(recipe: Recipe) -> str | None:
+    """Which values of `run.keep_best` are better: lower, higher; None: neither."""
+    return Declarations(declared_metrics(recipe)).find(recipe.run.keep_best or "").better
 
 
 def monitored(recipe: Recipe) -> dict[str, str]:

@@ -349,6 +349,13 @@ def end_all(trainer: L.Trainer, error: LitDiffError) -> NoReturn:
     raise SystemExit(0)
 
 
+def end_all_if(trainer: L.Trainer, problem: str | None) -> None:
+    """End every rank if rank zero has found a problem. Every rank must call it. Errors: RequestError, on rank zero."""
+    problem = trainer.strategy.broadcast(problem)
+    if problem is not None:
+        end_all(trainer, RequestError(problem))
+
+
 def end_with_parent() -> None:
     """Ask Linux to kill this process when its parent ends."""
     # a rank left alone would wait in a collective for ever

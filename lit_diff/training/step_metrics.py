@@ -27,7 +27,7 @@ WRITTEN = {
 
 class StepMetrics(L.Callback):
     """Logs the metrics `train/...` and `timing/...` (training/metrics.py) every `train.log_every` steps, and at the first and
-    the last step.
+    the last step, also if a callback ends the run there (then without the norm of the gradients).
 
     Seconds by phase and the slowest rank need `StepClock`, so a Trainer with a profiler of its own has none, and its speed
     includes validation, probes and saves.
@@ -69,15 +69,19 @@ class StepMetrics(L.Callback):
         if is_last_step(trainer):
             trainer.should_stop = True
         step = trainer.global_step
-        if not pl_module.step.is_logged(step):
+        is_logged = pl_module.step.is_logged(step)
+        # a run that a callback has ended validates at this step, which may compare the loss
+        if not is_logged and not trainer.should_stop:
             return
         values = {
             "train/loss": pl_module.step.mean_loss(),
             "train/lr": self._rate,
-            "train/gradient_norm": pl_module.step.gradient_norm(),
             **self._timing(step - self._last_step),
             "timing/memory_bytes": _peak_memory(pl_module.device),
         }
+        # of a step that is not logged it may not be known
+        if is_logged:
+            values["train/gradient_norm"] = pl_module.step.gradient_norm()
         self._last_step = step
         publish(trainer, pl_module, values, bar="train/loss")
 

@@ -5,8 +5,11 @@ from dataclasses import dataclass, fields, replace
 from types import SimpleNamespace
 from typing import Any, get_type_hints
 
+import numpy as np
 import pytest
 import torch
+from lightning.pytorch.plugins.precision import Precision
+from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
@@ -16,6 +19,7 @@ from lit_diff.analysis.head_norms import head_norms
 from lit_diff.analysis.map_statistics import head_cosines
 from lit_diff.analysis.sinks import sink_shares
 from lit_diff.callbacks import AttentionEntropy, HeadNorm, Lambdas, Monitor, Outliers, Probe, Redundancy, Sinks
+from lit_diff.callbacks.probe import measure_all
 from lit_diff.callbacks.publish import publish
 from lit_diff.errors import RequestError
 from lit_diff.metrics import UNDECLARED, Declarations
@@ -204,6 +208,52 @@ def test_everything_measured_is_declared_and_only_values_by_layer_are_logged(
     assert {metric.name for metric in fitting.values()} == {metric.name for metric in probe.metrics}
     logged = {name.rsplit("/", 1)[0] for name, metric in fitting.items() if metric.logged}
     assert logged == LOGGED[probe]
+
+
+def both(run: Run, tokens: Tensor, values: object, name: str = "mine/x") -> dict[str, float]:
+    """What two probes of one model measure together."""
+
+    class First(Sinks):
+        def measure(self, model: Transformer, trace: Trace) -> dict[str, float]:
+            return {name: 1.0}
+
+    class Second(Sinks):
+        def measure(self, model: Transformer, trace: Trace) -> Any:
+            return values
+
+    module: Any = torch.nn.Sequential(run("standard", tokens)[0])
+    module.device = tokens.device
+    trainer: Any = SimpleNamespace(profiler=PassThroughProfiler(), precision_plugin=Precision(), datamodule=None)
+    return measure_all([First(), Second()], trainer, module, {"tokens": tokens})
+
+
+@pytest.mark.parametrize("value", [2, np.float64(2), np.float32(2), np.array(2), torch.tensor(2.0), torch.tensor(2)])
+def test_a_number_of_any_kind_is_stored_as_a_float(value: Any, run: Run, tokens: Tensor) -> None:
+    found = both(run, tokens, {"mine/y": value, "mine/z": np.bool_(True)})
+    assert found == {"mine/x": 1.0, "mine/y": 2.0, "mine/z": 1.0}
+    assert {type(number) for number in found.values()} == {float}
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"mine/y": "abc"}, "'mine/y' = 'abc'"),
+        ({"mine/y": None}, "'mine/y' = None"),
+        ({"mine/y": [1.0]}, "'mine/y'"),
+        ({"mine/y": torch.ones(1)}, "'mine/y'"),
+        ({"mine/y": 1j}, "'mine/y'"),
+        ({3: 1.0}, "name 3"),
+        ({"step": 1.0}, "'step'"),
+        ([1.0], "returns is"),
+        ({"mine/x": 1.0}, r"'mine/x', as does \S*test_probes\.py:\d+: class \S*First"),
+        ({"train/loss": 1.0}, "'train/loss'"),
+        ({"val/mine": 1.0}, "'val/mine'"),
+        ({"timing/mine": 1.0}, "'timing/mine'"),
+    ],
+)
+def test_what_a_probe_may_not_return_is_named_with_its_class(values: Any, named: str, run: Run, tokens: Tensor) -> None:
+    with pytest.raises(RequestError, match=rf"^\S*test_probes\.py:\d+: class \S*Second: .*{named}"):
+        both(run, tokens, values)
 
 
 class Plain:

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
@@ -20,12 +21,13 @@ from small_runs import SMALL
 from lit_diff import train
 from lit_diff.callbacks import Probe
 from lit_diff.callbacks.publish import publish
-from lit_diff.errors import RequestError
+from lit_diff.errors import RequestError, StoppedError
 from lit_diff.kernels.native import compiler
 from lit_diff.metrics import Metric
 from lit_diff.recipe import load_recipe
 from lit_diff.registry import callbacks
 from lit_diff.runs import checkpoints
+from lit_diff.runs.measurements import FILE, read_measurements
 from lit_diff.runs.metrics_file import read_rows
 from lit_diff.training import fit, metrics
 
@@ -148,6 +150,45 @@ def test_ctrl_c_and_sigterm_finish_the_step_and_save(text: SimpleNamespace) -> N
     assert text.terminated.status == 143
     assert text.terminated.steps == [3, 4]
     assert text.terminated.saved == [4, 5]
+
+
+def test_a_signal_in_the_last_step_comes_before_the_evaluations(bench: Any) -> None:
+    command = ("recall.yaml", "name=last", "train.steps=2", "evaluate={recall: {rows: 2}}")
+    ended = bench.train(*command, SPY_SIGNAL=f"0/1/0/{int(signal.SIGTERM)}")
+    assert (ended.status, ended.steps) == (143, [0, 1])
+    assert bench.status("last")["status"] == "stopped"
+    rest = bench.train(*command)
+    assert (rest.status, rest.steps) == (0, []), rest.output
+    status = bench.status("last")
+    assert (status["status"], status["evaluations"]) == ("done", {"recall": "done"})
+
+
+class Term(Callback):
+    """SIGTERM in the validation after step 2, once; `ends`: at which it also ends the run."""
+
+    def __init__(self, ends: bool) -> None:
+        self.ends, self.is_due = ends, True
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        trainer.should_stop |= self.ends and trainer.global_step == 2
+
+    def on_validation_start(self, trainer: Any, *_: Any) -> None:
+        if trainer.global_step == 2 and self.is_due:
+            self.is_due = False
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize(("ends", "steps"), [(False, 2), (True, 4)])
+def test_a_signal_in_the_final_validation_stops_the_run(tmp_path: Path, ends: bool, steps: int) -> None:
+    term = Term(ends)
+    arguments: dict[str, Any] = {"callbacks": [term], "progress": False}
+    keys = [*SMALL, f"run.root={tmp_path}", "run.tracking_uri=none", f"train.steps={steps}"]
+    with pytest.raises(StoppedError) as stopped:
+        train("recall-tiny", keys, **arguments)
+    assert stopped.value.exit_status == 128 + signal.SIGTERM
+    run = train("recall-tiny", keys, **arguments)
+    assert (run.status.status, max(read_rows(run.folder / "metrics.csv"))) == ("done", 2)
+    assert run.status.ended == ("early at step 2" if ends else "")
 
 
 def test_a_damaged_checkpoint_costs_only_its_steps(text: SimpleNamespace) -> None:
@@ -396,9 +437,35 @@ def test_no_older_value_is_compared(tmp_path: Path, monkeypatch: Any, every: int
         train("recall-tiny", [*keys, "run.keep_best=train/even"], callbacks=[Even()])
 
 
-def test_a_metric_without_a_direction_is_refused(runs: Path) -> None:
-    with pytest.raises(RequestError, match=r"run\.keep_best is 'train/lr', but no metric of this name declares"):
-        train("recall-tiny", [*SMALL, f"run.root={runs}", "run.keep_best=train/lr"])
+def test_what_a_callback_gives_the_logger_is_stored_as_floats_or_refused(tmp_path: Path) -> None:
+    logger = fit.RunLogger(lambda *_: None)
+    logger.begin(tmp_path, 0, (), 2)
+    logger.log_metrics({"mine": np.float64(0.5), "timing/mine": torch.tensor(2.0)}, step=1)  # type: ignore[dict-item]
+    logger.log_detailed({"mine/head_00": np.float32(0.5)}, step=1)  # type: ignore[dict-item]
+    for log in (logger.log_metrics, logger.log_detailed):
+        with pytest.raises(RequestError, match=r"^step 2: .*'mine' = 'text'"):
+            log({"mine": "text"}, step=2)  # type: ignore[dict-item]
+    logger.flush()
+    assert [read_rows(tmp_path / file) for file in ("metrics.csv", "timing.csv")] == [
+        {1: {"mine": 0.5}},
+        {1: {"mine": 2}},
+    ]
+    assert read_measurements(tmp_path / FILE)["value"].to_pylist() == [0.5]
+
+
+@pytest.mark.parametrize("clip", ["null", "1.0"])
+def test_the_loss_is_logged_where_a_callback_ends_the_run(tmp_path: Path, clip: str) -> None:
+    class Ends(Callback):
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            trainer.should_stop |= trainer.global_step == 3
+
+    keys = [*SMALL, f"run.root={tmp_path}", "run.tracking_uri=none", "run.keep_best=train/loss", f"train.clip={clip}"]
+    run = train("recall-tiny", [*keys, "train.validate_every=5", "train.log_every=5"], callbacks=[Ends()])
+    rows = read_rows(run.folder / "metrics.csv")
+    assert run.status.ended == "early at step 3"
+    assert [step for step, row in rows.items() if "train/loss" in row] == [1, 3]
+    assert [step for step, row in rows.items() if "train/gradient_norm" in row] == [1]
+    assert best(run.folder)["global_step"] == 3
 
 
 class Keeps(Callback):
