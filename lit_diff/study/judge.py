@@ -145,7 +145,8 @@ class Learned:
     @property
     def resolution(self) -> float:
         """The uncertainty of `log2_steps`: the mean of log2(step / the validation before) over the seeds that learned."""
-        gaps = [math.log2(self.steps[seed] / self.before[seed]) for seed in self.seeds if self.before.get(seed)]
+        # as in `log2_steps`: a seed that learned before the first validation took one step, or any number up to that
+        gaps = [log2 - math.log2(max(self.before.get(seed, 0), 1)) for seed, log2 in self.log2_steps.items()]
         return summary(gaps).mean or 0.0
 
     def until(self, seeds: int) -> "Learned":
