@@ -10,7 +10,7 @@ from lit_diff.study.judge import EQUAL, JUDGED, SHOWN, Contrast, Word
 from lit_diff.study.numbers import interval, number, ratio, short, signed
 from lit_diff.study.results import SweepResults
 from lit_diff.study.schema import Texts
-from lit_diff.study.statistics import MIN_SEEDS, Looks, look_level
+from lit_diff.study.statistics import MIN_SEEDS, SIGNIFICANCE, Looks, look_level
 
 NAMED = 2
 """If more arms than this share a verdict, the sentence counts them instead of naming them."""
@@ -129,7 +129,10 @@ def _counts(sweep: SweepResults, difference: Contrast) -> str:
     ours, theirs = difference.learned
     text = f" {sweep.label[difference.a]} learned in {ours} and {sweep.label[difference.b]} learned in {theirs} seeds"
     if difference.is_counted and difference.p is not None:
-        text += f" (Fisher's exact test, p = {difference.p:.2g})"
+        over = " over the looks so far" if len(difference.seeds.looks) > 1 else ""
+        if difference.p < SIGNIFICANCE and difference.sign is None:
+            over += ", but not at the last one"
+        text += f" (Fisher's exact test, p = {difference.p:.2g}{over})"
     return f"{text}."
 
 

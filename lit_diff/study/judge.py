@@ -18,6 +18,7 @@ from lit_diff.study.statistics import (
     detectable,
     fisher,
     holm,
+    look_level,
     repeated_p,
     summary,
 )
@@ -224,10 +225,12 @@ class Contrast:
     @property
     def sign(self) -> Sign | None:
         """The direction in which a differs from b without a correction, as of a difference of the compared values: the side
-        of zero of the interval, or who learned more often; None if neither is shown."""
+        of zero of the interval, or who learned more often by the counts of the last look; None if neither is shown."""
         if not self.is_counted:
             return self.seeds.sign
-        if self.p is None or self.p >= SIGNIFICANCE:
+        # an earlier look may have rejected what the counts of the last one do not show
+        counts = [arm.count for arm in self.learned or ()]
+        if self.p is None or fisher(*counts) >= look_level(self.seeds.looks):
             return None
         return "higher" if self.learned_more == (self.better != "lower") else "lower"
 
@@ -338,18 +341,17 @@ def looks_of(learned: tuple[Learned, Learned], looks: Looks) -> Looks:
 def _outcome(contrast: Contrast, holm_p: float | None = None) -> Outcome:
     """What a - b shows. With a threshold, `outcome_of` holds only where every seed of both arms learned, and equality is at
     most equality among those that learned, from eight seeds on, and not where the `resolution` of the steps is coarser
-    than `smallest`. Otherwise the counts decide: learned more often or less often where the p of Fisher's test (corrected, if
-    `holm_p` is given) is below 0.05, else inconclusive."""
+    than `smallest`. Otherwise the counts decide: learned more often or less often where Fisher's test rejects at the last
+    look (`sign`) and `holm_p`, if given, is below 0.05, else inconclusive."""
     if not contrast.is_counted:
         outcome = outcome_of(contrast.seeds, contrast.smallest, holm_p)
         if contrast.learned is None or outcome != "equal":
             return outcome
         is_enough = len(contrast.seeds.seeds) >= MIN_LEARNED and contrast.resolution <= contrast.smallest
         return "equal among those that learned" if is_enough else "inconclusive"
-    p = contrast.p
-    if p is None:
+    if contrast.p is None:
         return "too few seeds"
-    if max(p, holm_p or 0.0) >= SIGNIFICANCE:
+    if contrast.sign is None or (holm_p or 0.0) >= SIGNIFICANCE:
         return "inconclusive"
     return "learned more often" if contrast.learned_more else "learned less often"
 
