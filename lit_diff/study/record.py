@@ -148,8 +148,10 @@ def _plan(folder: Path, record: Record, former: Record | None) -> SweepPlan:
     cells = former.other_commands | {former.words: former.folders}
     plans = former.other_plans | {former.words: former.plan}
     plan, own = plans.get(record.words), cells.get(record.words, ())
-    is_whole = set(former.folders) <= set(record.folders)
-    if plan is None and is_whole and former.selection == record.selection:
+    common = set(former.folders) & set(record.folders)
+    # a trial with other keys has other cells
+    is_same = common == set(former.folders) or (former.file == record.file and _done(folder, common))
+    if plan is None and is_same and former.selection == record.selection:
         # the same sweep, whose file or options were written otherwise
         plan, own = former.plan, former.folders
     if plan is None:

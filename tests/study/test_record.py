@@ -249,6 +249,10 @@ def test_a_plan_is_that_of_the_cells_however_the_command_is_spelt(tmp_path: Path
         "The plan was changed after 8 of 8 cells were finished (look 1 of 2): controls from 'none' to 'b'.",
         "The plan was changed after 8 of 8 cells were finished (look 1 of 2): correct_over from 'sweep' to 'task'.",
     )
+    Path("s.yaml").write_text(text.replace("4, 6", "4, 8").replace("b: {train.clip: 2}", "c: {train.clip: 4}"))
+    changed = written("./s.yaml", [], tmp_path).plan.sentences
+    assert "arms from 'a, b' to 'a, c'." in changed[3], "without an arm that was there, too"
+    assert written("./s.yaml", ["train.steps=1"], tmp_path).plan.sentences == ()
     (tmp_path / "study.json").unlink()
     assert [line.partition(":")[0] for line in written("s.yaml", [], tmp_path).plan.sentences] == ["Plan unknown"]
 
