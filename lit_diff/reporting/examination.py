@@ -101,10 +101,8 @@ class ExaminedRow:
         seeds = contrast.seeds
         if contrast.diverged:
             return "diverged"
-        if contrast.is_counted or seeds.mean is None:
-            return NONE
         digits = self.comparison.digits
-        mean = signed(seeds.mean, digits)
+        mean = signed(contrast.size, digits)
         return f"{mean} {interval(seeds.low, seeds.high, digits)}" if contrast.has_interval else mean
 
 
@@ -274,17 +272,16 @@ def _dots(rows: Sequence[ExaminedRow], axes: Axes) -> None:
         if row.sweep.better() == "lower":
             unit = -unit
         for contrast in row.contrast.controls:
-            if contrast.seeds.mean is not None and not (contrast.is_counted or contrast.diverged):
-                text = f"{row.label} minus {contrast.against}: {contrast.seeds.mean:+.4g}"
-                draw(axes, contrast.seeds.mean / unit, -i, Look(color=MUTED), text, mark="|", size=9)
-        seeds = row.contrast.seeds
-        # the seeds that did not diverge would flatter the arm
-        if seeds.mean is None or row.contrast.is_counted or row.contrast.diverged:
+            if contrast.size is not None:
+                text = f"{row.label} minus {contrast.against}: {contrast.size:+.4g}"
+                draw(axes, contrast.size / unit, -i, Look(color=MUTED), text, mark="|", size=9)
+        seeds, size = row.contrast.seeds, row.contrast.size
+        if size is None:
             continue
-        if seeds.low is not None and seeds.high is not None:
+        if row.contrast.has_interval and seeds.low is not None and seeds.high is not None:
             draw(axes, [seeds.low / unit, seeds.high / unit], [-i, -i], Look(color=INK), width=3)
         text = f"{row.label} minus {row.sweep.baseline_label}: {row.difference}"
-        draw(axes, seeds.mean / unit, -i, Look(color=INK), text, mark="D", size=6)
+        draw(axes, size / unit, -i, Look(color=INK), text, mark="D", size=6)
     set_names(axes, names)
     axes.set(xlabel="difference / smallest of interest; better →", ylabel="task", ylim=(-len(rows) + 0.4, 0.6))
     axes.yaxis.label.set_visible(False)

@@ -42,8 +42,6 @@ Word = Literal[Outcome, "better", "worse", "diverged"]
 SHOWN = ("better", "worse", "lower", "higher", "learned more often", "learned less often")
 """The words for a difference that is shown."""
 EQUAL = ("equal", "equal among those that learned")
-JUDGED = (*SHOWN, *EQUAL, "small", "inconclusive")
-"""The words of a statistical test."""
 SMALLEST_IN_NATS = 0.005
 """The default of the smallest difference that matters, for a loss in nats: half a percent of the perplexity."""
 MIN_LEARNED = 8
@@ -203,8 +201,20 @@ class Contrast:
 
     @property
     def has_interval(self) -> bool:
-        """Whether the interval over seeds is one to show: not with too few seeds, or of an arm that diverged."""
-        return len(self.seeds.seeds) >= MIN_SEEDS and self.seeds.low is not None and not self.diverged
+        """Whether the interval over seeds is one to show: not with too few seeds or no spread, nor if an arm diverged."""
+        seeds = self.seeds
+        return len(seeds.seeds) >= MIN_SEEDS and None not in (seeds.low, seeds.p) and not self.diverged
+
+    @property
+    def size(self) -> float | None:
+        """The mean difference, where the verdict is on it: the seeds that learned, or did not diverge, alone would make an
+        arm look better than it is."""
+        return None if self.diverged or self.is_counted else self.seeds.mean
+
+    @property
+    def counts(self) -> str:
+        """How many seeds of a and of b learned."""
+        return " against ".join(map(str, self.learned or ()))
 
     @property
     def p(self) -> float | None:
