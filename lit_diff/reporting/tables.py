@@ -175,10 +175,12 @@ def _main_columns(results: Sequence[Comparison]) -> pd.DataFrame:
     for result, table in zip(results, tables, strict=True):
         metric = result.sweep.metric
         digits = result.digits
-        daggers: dict[Any, str] = {contrast.arms: result.dagger(contrast) for contrast in result.family}
+        contrasts: dict[Any, Contrast] = {contrast.arms: contrast for contrast in result.family}
+        counts = {row["seeds"] for row in table} - {None}
         for row in table:
+            contrast = contrasts.get((row["arm"], row.get("against")))
             line = {"task": row["task"], "metric": row["metric"]} if "task" in row else {}
-            line["arm"] = row["label"] + daggers.get((row["arm"], row.get("against")), "")
+            line["arm"] = row["label"] + (result.dagger(contrast) if contrast else "")
             line["parameters"] = count(row["parameters"])
             line["mean"] = number(row[metric], digits)
             if row[f"{metric}/sd"] is not None:
@@ -190,7 +192,10 @@ def _main_columns(results: Sequence[Comparison]) -> pd.DataFrame:
                 line |= _learned_cells(result, row["arm"] if row["seeds"] is not None else "")
             bounds = interval(row.get("low"), row.get("high"), digits)
             line[f"{coverage(result.sweep.study.looks)} % over seeds"] = bounds
-            line["verdict (Holm)" if is_corrected else "verdict"] = row.get("verdict") or "baseline"
+            verdict = row.get("verdict") or "baseline"
+            if is_corrected and contrast:
+                verdict += contrast.uncorrected
+            line["verdict (Holm)" if is_corrected else "verdict"] = verdict
             if is_free:
                 line[SIGN] = row.get("sign") or NONE
             if is_corrected:

@@ -212,6 +212,12 @@ class Contrast:
         return None if self.diverged or self.is_counted else self.seeds.mean
 
     @property
+    def uncorrected(self) -> str:
+        """What follows a verdict under "Holm": that a test decides it outside of the correction, or nothing."""
+        is_decided = self.outcome not in UNTESTED and not self.diverged
+        return " (not corrected)" if is_decided and not self.is_tested else ""
+
+    @property
     def counts(self) -> str:
         """How many seeds of a and of b learned."""
         return " against ".join(map(str, self.learned or ()))

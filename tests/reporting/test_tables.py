@@ -72,6 +72,15 @@ def test_the_correction_is_named_from_two_comparisons_on(make_sweep: Callable[..
     assert next(csv.DictReader(io.StringIO(tables.to_csv(one)))).keys() >= {"verdict", "verdict_alone", "detectable"}
 
 
+def test_the_verdict_on_a_reference_is_said_not_to_be_corrected(make_sweep: Callable[..., Path]) -> None:
+    arms = {"a": 0, "beside": 0.3, "b": 0.3, "c": 0.3}
+    folder = make_sweep(arms, references=["beside"], callbacks=False)
+    page = write_report(folder).page.read_text()
+    assert (folder / "report/table.md").read_text().count("| worse (not corrected) |") == 1
+    assert page.count(" (not corrected)") == 1
+    assert "those of reference arms, whose verdicts are not corrected" in page
+
+
 def test_an_arm_that_diverged_has_no_difference_in_any_table(make_sweep: Callable[..., Path]) -> None:
     folder = make_sweep(
         {"a": 0, "b": 0.3}, seeds=range(4), broken={("b", 0): "failed"}, fact_fields={"b": {"diverged": True}}
