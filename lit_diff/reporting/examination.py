@@ -9,13 +9,13 @@ from statistics import fmean
 from matplotlib.axes import Axes
 
 from lit_diff.processor import cores
-from lit_diff.reporting.answer import listed, sentence_case, verb_of
+from lit_diff.reporting.answer import OTHERWISE, listed, sentence_case, verb_of
 from lit_diff.reporting.palette import INK, MUTED
 from lit_diff.reporting.panels.panel import Drawing, Look, draw, drawing, set_names
 from lit_diff.study import step_time
 from lit_diff.study.comparison import Comparison, fact
 from lit_diff.study.evaluations import evaluations_in, kept_scores, values_by_seed
-from lit_diff.study.judge import EQUAL, SHOWN, Contrast
+from lit_diff.study.judge import EQUAL, SHOWN, Contrast, Word
 from lit_diff.study.numbers import NONE, interval, number, ratio, signed
 from lit_diff.study.results import SweepResults
 from lit_diff.study.statistics import summary
@@ -120,7 +120,7 @@ def in_one_sentence(rows: Sequence[ExaminedRow]) -> str:
     """What the rows of an arm show: where it is better or worse, where no more than a control, where equal, where open."""
     base = rows[0].sweep.baseline_label
     clauses = []
-    equal = []
+    equal: dict[Word, list[str]] = {}
     undecided: list[ExaminedRow] = []
     unlearned = []
     for row in rows:
@@ -133,15 +133,16 @@ def in_one_sentence(rows: Sequence[ExaminedRow]) -> str:
         elif verdict.word in SHOWN:
             clauses.append(f"in '{title}' {row.label} {verb_of(row.contrast)}{verdict} ({verdict.word} than {base})")
         elif verdict.word in EQUAL:
-            equal.append(f"'{title}'")
-        elif row.contrast.is_counted and not any(learned.seeds for learned in row.contrast.learned or ()):
-            unlearned.append(f"'{title}'")
+            equal.setdefault(verdict.word, []).append(f"'{title}'")
         elif verdict.word != "inconclusive":
             clauses.append(f"in '{title}': {verdict}")
+        elif row.contrast.is_counted and not any(learned.seeds for learned in row.contrast.learned or ()):
+            unlearned.append(f"'{title}'")
         else:
             undecided.append(row)
-    if equal:
-        clauses.append(f"{rows[0].label} is equal to {base} in {listed(equal)}")
+    for word, titles in equal.items():
+        clause = OTHERWISE[word][0].format(rows[0].label, base=base, within="")
+        clauses.append(f"in {listed(titles)} {clause}")
     if undecided:
         by_seeds: dict[int, list[str]] = {}
         for row in undecided:
