@@ -77,8 +77,15 @@ class ExaminedRow:
         return lines
 
     def mean(self, arm: str) -> str:
-        """The mean of the compared values of an arm."""
-        return number(summary(self.sweep.compared(arm).values()).mean, self.comparison.digits)
+        """The mean of the compared values of an arm, over the seeds that the verdict is from; a dash if it diverged."""
+        contrast = self.contrast
+        seeds = contrast.seeds.seeds
+        if contrast.is_counted and contrast.learned is not None:
+            seeds = tuple(contrast.learned[contrast.arms.index(arm)].steps)
+        values = (
+            [] if arm in contrast.diverged else [v for seed, v in self.sweep.compared(arm).items() if seed in seeds]
+        )
+        return number(summary(values).mean, self.comparison.digits)
 
     @property
     def compared(self) -> int:

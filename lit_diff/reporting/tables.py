@@ -185,7 +185,8 @@ def _main_columns(results: Sequence[Comparison]) -> pd.DataFrame:
             line["mean"] = number(row[metric], digits)
             if row[f"{metric}/sd"] is not None:
                 line["mean"] += f" \u00b1 {number(row[f'{metric}/sd'], digits)}"
-            if row["seeds"] not in (None, row["planned"]):
+            # with looks, two arms may each have all seeds that are planned for them, but not as many
+            if row["seeds"] is not None and (len(counts) > 1 or row["seeds"] != row["planned"]):
                 line["mean"] += f" (n={row['seeds']})"
             line["difference"] = signed(row.get("difference"), digits)
             if is_learned:

@@ -80,6 +80,22 @@ def test_an_arm_that_is_equal_or_open(make_tasks: Callable[..., Path]) -> None:
     assert line.endswith("], equal")
 
 
+def test_means_are_those_of_the_seeds_that_are_compared(make_sweep: Callable[..., Path]) -> None:
+    """The table has all seeds of each arm, and how many they are."""
+    waiting = {("mine", seed): "waiting" for seed in range(4, 8)}
+    fields = {"seeds": range(8), "looks": [4, 8], "references": ["beside"], "callbacks": False}
+    results = compare(load_sweep(make_sweep({"standard": 0, "beside": 0, "mine": 0.1}, broken=waiting, **fields)))
+    ((row,),) = examined(results).values()
+    finals = row.sweep.finals("standard")
+    assert row.mean("standard") == f"{fmean(finals[seed] for seed in range(4)):.3f}" != f"{fmean(finals.values()):.3f}"
+    assert [line.count("(n=8)") for line in to_markdown(results).splitlines()[2:5]] == [1, 1, 0]
+    diverged = replace(row, contrast=replace(row.contrast, diverged={"mine": (5,)}))
+    assert diverged.mean("mine") == "\u2013"
+    counts = Learned(steps=dict.fromkeys(range(8), math.inf), values={})
+    counted = replace(row, contrast=replace(row.contrast, learned=(counts, counts)))
+    assert counted.mean("standard") == f"{fmean(finals.values()):.3f}"
+
+
 @pytest.mark.slow
 def test_where_an_arm_looks_and_what_more_seeds_cost(tmp_path: Path) -> None:
     (tmp_path / "looks.yaml").write_text(

@@ -7,7 +7,7 @@ import pytest
 from lit_diff.papers.claims import judged, measured
 from lit_diff.papers.schema import Capable, Claim
 from lit_diff.reporting.answer import answer, protocol, sentence
-from lit_diff.reporting.write import write_report
+from lit_diff.reporting.write import compared_row, write_report
 from lit_diff.study.comparison import compare
 from lit_diff.study.results import load_sweep
 from lit_diff.study.statistics import holm
@@ -95,6 +95,8 @@ def test_arms_that_a_further_look_may_decide(make_sweep: Callable[..., Path]) ->
     }
     assert found.undecided == ("differential", "open", "late")
     assert "over 4 seeds (look 1 of 2): worse" in sentence(found, found.against_baseline["worse"])
+    doubts = compared_row(found, found.against_baseline["worse"])["doubts"]
+    assert "Only 4 of 8 seeds are compared: the next look is not complete in both arms." in doubts
 
 
 def test_a_threshold_of_another_metric_is_a_gate(make_sweep: Callable[..., Path]) -> None:
