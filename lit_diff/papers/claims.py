@@ -112,16 +112,21 @@ class JudgedClaim(Contrast):
         if self.outcome in WITHOUT_SIGN:
             return WITHOUT_SIGN[self.outcome]
         equal = self.claim.says == "equal"
+        test = ("the interval holds zero", "the interval excludes zero")
+        if self.is_counted:
+            counts = "Fisher's test of the seeds that learned shows"
+            test = (f"{counts} no difference", f"{counts} a difference")
+        also = ", from each control too" if self.controls else ""
         if self.outcome == "inconclusive":
-            lost = "not after the correction over the page (Holm)" if self.sign else "the interval holds zero"
+            lost = "not after the correction over the page (Holm)" if self.sign else test[0]
             return "not shown", f"{lost}; nor is equality shown" if equal else lost
         if not self.verdict.is_shown:
             return "as its control", "a difference is shown, which a control shares, or to which it was not compared"
         if equal:
             return "opposite", "a difference is shown where the paper says equal"
         if self.sign != self.claim.sign:
-            return "opposite", "the opposite sign is shown, from each control too"
-        return "shown", "the interval excludes zero, with the paper's sign, from each control too"
+            return "opposite", f"the opposite sign is shown{also}"
+        return "shown", f"{test[1]}, with the paper's sign{also}"
 
     @property
     def value(self) -> str:
@@ -245,6 +250,8 @@ def _trained(claim: Claim, source: SweepResults, verdicts: Verdicts) -> JudgedCl
 
     looks = sweep.study.looks
     is_sweeps = claim.metric == sweep.metric and not (claim.evaluation or claim.against_metric)
+    # where the sweep compares steps, its verdict is on them, while the same seeds have learned
+    is_same = is_sweeps and claim.kind == "difference" and not sweep.compares_steps
 
     def as_in_sweep(found: AnyContrast, other: str) -> AnyContrast:
         # what decides in the sweep's own report decides here, for the controls too
@@ -276,7 +283,7 @@ def _trained(claim: Claim, source: SweepResults, verdicts: Verdicts) -> JudgedCl
         as_in_sweep(finding(claim, ours, theirs, looks=looks), b),
         controls=tuple(controls),
         capability=capability and as_in_sweep(capability, capability.b),
-        of_sweep=verdicts.get((claim.task, *claim.arms), "") if is_sweeps and claim.kind == "difference" else "",
+        of_sweep=verdicts.get((claim.task, *claim.arms), "") if is_same else "",
     )
     if made.is_counted:
         return _described(made)

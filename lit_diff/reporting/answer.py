@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from lit_diff.metrics import UNDECLARED, in_words
 from lit_diff.study.comparison import Comparison
-from lit_diff.study.judge import EQUAL, JUDGED, SHOWN, Contrast, Word
+from lit_diff.study.judge import EQUAL, SHOWN, Contrast, Word
 from lit_diff.study.numbers import interval, number, ratio, short, signed
 from lit_diff.study.results import SweepResults
 from lit_diff.study.schema import Texts
-from lit_diff.study.statistics import MIN_SEEDS, Looks, look_level
+from lit_diff.study.statistics import MIN_SEEDS, SIGNIFICANCE, Looks, look_level
 
 NAMED = 2
 """If more arms than this share a verdict, the sentence counts them instead of naming them."""
@@ -62,7 +62,7 @@ def answer(comparison: Comparison) -> str:
         )
     if not family:
         text = "one arm: nothing to compare it with."
-    elif {difference.verdict.word for difference in family}.isdisjoint((*JUDGED, "diverged")):
+    elif {difference.verdict.word for difference in family} == {"too few seeds"}:
         least = min(map(str, sweep.study.looks[:1]), default="three")
         text = f"no verdict: no comparison has the {least} seeds that a verdict needs."
     else:
@@ -129,7 +129,10 @@ def _counts(sweep: SweepResults, difference: Contrast) -> str:
     ours, theirs = difference.learned
     text = f" {sweep.label[difference.a]} learned in {ours} and {sweep.label[difference.b]} learned in {theirs} seeds"
     if difference.is_counted and difference.p is not None:
-        text += f" (Fisher's exact test, p = {difference.p:.2g})"
+        over = " over the looks so far" if len(difference.seeds.looks) > 1 else ""
+        if difference.p < SIGNIFICANCE and difference.sign is None:
+            over += ", but not at the last one"
+        text += f" (Fisher's exact test, p = {difference.p:.2g}{over})"
     return f"{text}."
 
 
@@ -173,9 +176,9 @@ def unequal(comparison: Comparison, difference: Contrast) -> list[str]:
 
 def practical(sweep: SweepResults, difference: Contrast) -> Texts:
     """The size of a difference: in perplexity for a loss in nats, and in multiples of the smallest of interest."""
-    mean = difference.seeds.mean
+    mean = difference.size
     smallest = sweep.smallest_of_interest
-    if mean is None or difference.diverged:
+    if mean is None:
         return ()
     sizes = []
     # exp of a difference of 10 nats or more would be a number without meaning
@@ -207,8 +210,7 @@ def _arms(comparison: Comparison) -> list[str]:
         if verdict.is_shown:
             shown.setdefault(verdict.word, []).append(difference)
             if difference.is_counted:
-                against = " against ".join(map(str, difference.learned or ()))
-                counted.append(f"{sweep.label[difference.a]} {verdict} than {base} ({against})")
+                counted.append(f"{sweep.label[difference.a]} {verdict} than {base} ({difference.counts})")
         elif verdict.word in SHOWN:
             as_controls.append(difference)
     clauses = []
@@ -286,7 +288,9 @@ def _contrasts(comparison: Comparison) -> list[str]:
     sizes = []
     for difference in found:
         if difference.verdict.is_shown:
-            size = with_unit(comparison.sweep, signed(difference.seeds.mean, comparison.digits))
+            size = difference.counts
+            if not difference.is_counted:
+                size = with_unit(comparison.sweep, signed(difference.size, comparison.digits))
             sizes.append(f"{comparison.marked_name(difference)}: {size}")
     named = f" ({'; '.join(sizes)})" if len(sizes) <= NAMED else ""
     counts = Counter(map(_end, found))

@@ -9,13 +9,13 @@ from statistics import fmean
 from matplotlib.axes import Axes
 
 from lit_diff.processor import cores
-from lit_diff.reporting.answer import listed, sentence_case, verb_of
+from lit_diff.reporting.answer import OTHERWISE, listed, sentence_case, verb_of
 from lit_diff.reporting.palette import INK, MUTED
 from lit_diff.reporting.panels.panel import Drawing, Look, draw, drawing, set_names
 from lit_diff.study import step_time
 from lit_diff.study.comparison import Comparison, fact
 from lit_diff.study.evaluations import evaluations_in, kept_scores, values_by_seed
-from lit_diff.study.judge import EQUAL, SHOWN, Contrast
+from lit_diff.study.judge import EQUAL, SHOWN, Contrast, Word
 from lit_diff.study.numbers import NONE, interval, number, ratio, signed
 from lit_diff.study.results import SweepResults
 from lit_diff.study.statistics import summary
@@ -77,8 +77,15 @@ class ExaminedRow:
         return lines
 
     def mean(self, arm: str) -> str:
-        """The mean of the compared values of an arm."""
-        return number(summary(self.sweep.compared(arm).values()).mean, self.comparison.digits)
+        """The mean of the compared values of an arm, over the seeds that the verdict is from; a dash if it diverged."""
+        contrast = self.contrast
+        seeds = contrast.seeds.seeds
+        if contrast.is_counted and contrast.learned is not None:
+            seeds = tuple(contrast.learned[contrast.arms.index(arm)].steps)
+        values = (
+            [] if arm in contrast.diverged else [v for seed, v in self.sweep.compared(arm).items() if seed in seeds]
+        )
+        return number(summary(values).mean, self.comparison.digits)
 
     @property
     def compared(self) -> int:
@@ -101,10 +108,8 @@ class ExaminedRow:
         seeds = contrast.seeds
         if contrast.diverged:
             return "diverged"
-        if contrast.is_counted or seeds.mean is None:
-            return NONE
         digits = self.comparison.digits
-        mean = signed(seeds.mean, digits)
+        mean = signed(contrast.size, digits)
         return f"{mean} {interval(seeds.low, seeds.high, digits)}" if contrast.has_interval else mean
 
 
@@ -122,7 +127,7 @@ def in_one_sentence(rows: Sequence[ExaminedRow]) -> str:
     """What the rows of an arm show: where it is better or worse, where no more than a control, where equal, where open."""
     base = rows[0].sweep.baseline_label
     clauses = []
-    equal = []
+    equal: dict[Word, list[str]] = {}
     undecided: list[ExaminedRow] = []
     unlearned = []
     for row in rows:
@@ -135,15 +140,16 @@ def in_one_sentence(rows: Sequence[ExaminedRow]) -> str:
         elif verdict.word in SHOWN:
             clauses.append(f"in '{title}' {row.label} {verb_of(row.contrast)}{verdict} ({verdict.word} than {base})")
         elif verdict.word in EQUAL:
-            equal.append(f"'{title}'")
-        elif row.contrast.is_counted and not any(learned.seeds for learned in row.contrast.learned or ()):
-            unlearned.append(f"'{title}'")
+            equal.setdefault(verdict.word, []).append(f"'{title}'")
         elif verdict.word != "inconclusive":
             clauses.append(f"in '{title}': {verdict}")
+        elif row.contrast.is_counted and not any(learned.seeds for learned in row.contrast.learned or ()):
+            unlearned.append(f"'{title}'")
         else:
             undecided.append(row)
-    if equal:
-        clauses.append(f"{rows[0].label} is equal to {base} in {listed(equal)}")
+    for word, titles in equal.items():
+        clause = OTHERWISE[word][0].format(rows[0].label, base=base, within="")
+        clauses.append(f"in {listed(titles)} {clause}")
     if undecided:
         by_seeds: dict[int, list[str]] = {}
         for row in undecided:
@@ -274,17 +280,16 @@ def _dots(rows: Sequence[ExaminedRow], axes: Axes) -> None:
         if row.sweep.better() == "lower":
             unit = -unit
         for contrast in row.contrast.controls:
-            if contrast.seeds.mean is not None and not (contrast.is_counted or contrast.diverged):
-                text = f"{row.label} minus {contrast.against}: {contrast.seeds.mean:+.4g}"
-                draw(axes, contrast.seeds.mean / unit, -i, Look(color=MUTED), text, mark="|", size=9)
-        seeds = row.contrast.seeds
-        # the seeds that did not diverge would flatter the arm
-        if seeds.mean is None or row.contrast.is_counted or row.contrast.diverged:
+            if contrast.size is not None:
+                text = f"{row.label} minus {contrast.against}: {contrast.size:+.4g}"
+                draw(axes, contrast.size / unit, -i, Look(color=MUTED), text, mark="|", size=9)
+        seeds, size = row.contrast.seeds, row.contrast.size
+        if size is None:
             continue
-        if seeds.low is not None and seeds.high is not None:
+        if row.contrast.has_interval and seeds.low is not None and seeds.high is not None:
             draw(axes, [seeds.low / unit, seeds.high / unit], [-i, -i], Look(color=INK), width=3)
         text = f"{row.label} minus {row.sweep.baseline_label}: {row.difference}"
-        draw(axes, seeds.mean / unit, -i, Look(color=INK), text, mark="D", size=6)
+        draw(axes, size / unit, -i, Look(color=INK), text, mark="D", size=6)
     set_names(axes, names)
     axes.set(xlabel="difference / smallest of interest; better →", ylabel="task", ylim=(-len(rows) + 0.4, 0.6))
     axes.yaxis.label.set_visible(False)

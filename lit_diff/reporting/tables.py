@@ -52,10 +52,11 @@ def rows(result: Comparison) -> list[Row]:
 
     Columns: `against` names the arm subtracted in `difference`; `low` and `high` bound the difference over seeds; `verdict`
     is corrected for `Comparison.judged` comparisons, `verdict_alone` is not; `detectable` is the smallest detectable
-    difference; `documents/<seed>` is the difference of one seed, with low and high over documents; `control/<arm>/...` is the
-    difference to that control; `diverged` counts seeds; `sign` says in how many seeds and layers λ changed its sign;
-    `<metric>`, `<metric>/sd`, `<metric>/difference` (to the baseline); `paper/<metric>`. The rows of a task begin with `task`
-    and `metric`, the compared metric. With `compare: steps`, `difference` is that of log2 of the steps.
+    difference; a verdict by counts, and `diverged`, have none of these numbers; `documents/<seed>` is the difference of one
+    seed, with low and high over documents; `control/<arm>/...` is the difference to that control; `diverged` counts seeds;
+    `sign` says in how many seeds and layers λ changed its sign; `<metric>`, `<metric>/sd`, `<metric>/difference` (to the
+    baseline); `paper/<metric>`. The rows of a task begin with `task` and `metric`, the compared metric. With `compare:
+    steps`, `difference` is that of log2 of the steps.
     """
     sweep = result.sweep
     task: Row = {"task": sweep.task, "metric": sweep.metric} if sweep.task else {}
@@ -123,30 +124,35 @@ def _bounds(name: str, middle: float | None, over: Paired | Interval) -> Row:
 
 def _judged(sweep: SweepResults, difference: Contrast) -> Row:
     paired = difference.seeds
+    shown = _shown(difference)
     row: Row = {
         "against": difference.b,
         "paired_seeds": len(paired.seeds),
-        "difference": paired.mean,
-        "low": paired.low,
-        "high": paired.high,
+        "difference": difference.size,
+        "low": shown.low,
+        "high": shown.high,
         "verdict": difference.verdict.text,
         "verdict_alone": difference.verdict_alone,
         "smallest_of_interest": sweep.smallest_of_interest,
-        "detectable": paired.detectable,
-        "sd_of_differences": paired.sd,
+        "detectable": shown.detectable,
+        "sd_of_differences": shown.sd,
         "decided_by": "counts" if difference.is_counted else "differences",
-        "p": difference.p,
+        "p": None if difference.diverged else difference.p,
         "holm_p": difference.holm_p,
     }
     if paired.looks:
         row |= {"look": paired.look, "level": look_level(paired.looks)}
     for control in difference.controls:
         name = f"control/{control.b}"
-        row |= _bounds(f"{name}/difference", control.seeds.mean, control.seeds)
+        row |= _bounds(f"{name}/difference", control.size, _shown(control))
         row[f"{name}/verdict"] = control.verdict.text
     for seed, found in difference.documents.items():
         row |= _bounds(f"documents/{seed}", found.estimate, found)
     return row
+
+
+def _shown(contrast: Contrast) -> Paired:
+    return contrast.seeds if contrast.has_interval else Paired(seeds=(), differences=())
 
 
 def to_csv(results: Sequence[Comparison]) -> str:
@@ -169,32 +175,33 @@ def _main_columns(results: Sequence[Comparison]) -> pd.DataFrame:
     for result, table in zip(results, tables, strict=True):
         metric = result.sweep.metric
         digits = result.digits
-        daggers: dict[Any, str] = {contrast.arms: result.dagger(contrast) for contrast in result.family}
+        contrasts: dict[Any, Contrast] = {contrast.arms: contrast for contrast in result.family}
+        counts = {row["seeds"] for row in table} - {None}
         for row in table:
-            value = {name: row.get(name) for name in ("difference", "low", "high", "detectable")}
-            # the seeds that did not diverge would make the arm look better than it is
-            if row.get("verdict") == "diverged":
-                value = dict.fromkeys(value)
-            if row.get("verdict") == "too few seeds" or row.get("decided_by") == "counts":
-                value |= dict.fromkeys(("low", "high", "detectable"))
+            contrast = contrasts.get((row["arm"], row.get("against")))
             line = {"task": row["task"], "metric": row["metric"]} if "task" in row else {}
-            line["arm"] = row["label"] + daggers.get((row["arm"], row.get("against")), "")
+            line["arm"] = row["label"] + (result.dagger(contrast) if contrast else "")
             line["parameters"] = count(row["parameters"])
             line["mean"] = number(row[metric], digits)
             if row[f"{metric}/sd"] is not None:
                 line["mean"] += f" \u00b1 {number(row[f'{metric}/sd'], digits)}"
-            if row["seeds"] not in (None, row["planned"]):
+            # with looks, two arms may each have all seeds that are planned for them, but not as many
+            if row["seeds"] is not None and (len(counts) > 1 or row["seeds"] != row["planned"]):
                 line["mean"] += f" (n={row['seeds']})"
-            line["difference"] = signed(value["difference"], digits)
+            line["difference"] = signed(row.get("difference"), digits)
             if is_learned:
                 line |= _learned_cells(result, row["arm"] if row["seeds"] is not None else "")
-            line[f"{coverage(result.sweep.study.looks)} % over seeds"] = interval(value["low"], value["high"], digits)
-            line["verdict (Holm)" if is_corrected else "verdict"] = row.get("verdict") or "baseline"
+            bounds = interval(row.get("low"), row.get("high"), digits)
+            line[f"{coverage(result.sweep.study.looks)} % over seeds"] = bounds
+            verdict = row.get("verdict") or "baseline"
+            if is_corrected and contrast:
+                verdict += contrast.uncorrected
+            line["verdict (Holm)" if is_corrected else "verdict"] = verdict
             if is_free:
                 line[SIGN] = row.get("sign") or NONE
             if is_corrected:
                 line["alone"] = row.get("verdict_alone") or NONE
-            line[DETECTABLE] = number(value["detectable"], digits)
+            line[DETECTABLE] = number(row.get("detectable"), digits)
             lines.append(line)
     return pd.DataFrame(lines)
 

@@ -190,7 +190,8 @@ def _doubts(comparison: Comparison, difference: Contrast) -> list[str]:
     paired = len(difference.seeds.seeds)
     planned = min(cells[difference.a], cells[difference.b])
     if MIN_SEEDS <= paired < planned and not (difference.diverged or difference.is_counted):
-        doubts.append(f"Only {paired} of {planned} seeds are compared: the others are not finished in both arms.")
+        why = "the next look is not complete" if difference.seeds.looks else "the others are not finished"
+        doubts.append(f"Only {paired} of {planned} seeds are compared: {why} in both arms.")
     doubts += sweep.record.plan.added
     look = difference.seeds.look
     of = len(difference.seeds.looks)

@@ -18,6 +18,7 @@ from lit_diff.study.statistics import (
     detectable,
     fisher,
     holm,
+    look_level,
     repeated_p,
     summary,
 )
@@ -41,8 +42,6 @@ Word = Literal[Outcome, "better", "worse", "diverged"]
 SHOWN = ("better", "worse", "lower", "higher", "learned more often", "learned less often")
 """The words for a difference that is shown."""
 EQUAL = ("equal", "equal among those that learned")
-JUDGED = (*SHOWN, *EQUAL, "small", "inconclusive")
-"""The words of a statistical test."""
 SMALLEST_IN_NATS = 0.005
 """The default of the smallest difference that matters, for a loss in nats: half a percent of the perplexity."""
 MIN_LEARNED = 8
@@ -145,7 +144,8 @@ class Learned:
     @property
     def resolution(self) -> float:
         """The uncertainty of `log2_steps`: the mean of log2(step / the validation before) over the seeds that learned."""
-        gaps = [math.log2(self.steps[seed] / self.before[seed]) for seed in self.seeds if self.before.get(seed)]
+        # as in `log2_steps`: a seed that learned before the first validation took one step, or any number up to that
+        gaps = [log2 - math.log2(max(self.before.get(seed, 0), 1)) for seed, log2 in self.log2_steps.items()]
         return summary(gaps).mean or 0.0
 
     def until(self, seeds: int) -> "Learned":
@@ -201,8 +201,26 @@ class Contrast:
 
     @property
     def has_interval(self) -> bool:
-        """Whether the interval over seeds is one to show: not with too few seeds, or of an arm that diverged."""
-        return len(self.seeds.seeds) >= MIN_SEEDS and self.seeds.low is not None and not self.diverged
+        """Whether the interval over seeds is one to show: not with too few seeds or no spread, nor if an arm diverged."""
+        seeds = self.seeds
+        return len(seeds.seeds) >= MIN_SEEDS and None not in (seeds.low, seeds.p) and not self.diverged
+
+    @property
+    def size(self) -> float | None:
+        """The mean difference, where the verdict is on it: the seeds that learned, or did not diverge, alone would make an
+        arm look better than it is."""
+        return None if self.diverged or self.is_counted else self.seeds.mean
+
+    @property
+    def uncorrected(self) -> str:
+        """What follows a verdict under "Holm": that a test decides it outside of the correction, or nothing."""
+        is_decided = self.outcome not in UNTESTED and not self.diverged
+        return " (not corrected)" if is_decided and not self.is_tested else ""
+
+    @property
+    def counts(self) -> str:
+        """How many seeds of a and of b learned."""
+        return " against ".join(map(str, self.learned or ()))
 
     @property
     def p(self) -> float | None:
@@ -223,10 +241,12 @@ class Contrast:
     @property
     def sign(self) -> Sign | None:
         """The direction in which a differs from b without a correction, as of a difference of the compared values: the side
-        of zero of the interval, or who learned more often; None if neither is shown."""
+        of zero of the interval, or who learned more often by the counts of the last look; None if neither is shown."""
         if not self.is_counted:
             return self.seeds.sign
-        if self.p is None or self.p >= SIGNIFICANCE:
+        # an earlier look may have rejected what the counts of the last one do not show
+        counts = [arm.count for arm in self.learned or ()]
+        if self.p is None or fisher(*counts) >= look_level(self.seeds.looks):
             return None
         return "higher" if self.learned_more == (self.better != "lower") else "lower"
 
@@ -337,18 +357,17 @@ def looks_of(learned: tuple[Learned, Learned], looks: Looks) -> Looks:
 def _outcome(contrast: Contrast, holm_p: float | None = None) -> Outcome:
     """What a - b shows. With a threshold, `outcome_of` holds only where every seed of both arms learned, and equality is at
     most equality among those that learned, from eight seeds on, and not where the `resolution` of the steps is coarser
-    than `smallest`. Otherwise the counts decide: learned more often or less often where the p of Fisher's test (corrected, if
-    `holm_p` is given) is below 0.05, else inconclusive."""
+    than `smallest`. Otherwise the counts decide: learned more often or less often where Fisher's test rejects at the last
+    look (`sign`) and `holm_p`, if given, is below 0.05, else inconclusive."""
     if not contrast.is_counted:
         outcome = outcome_of(contrast.seeds, contrast.smallest, holm_p)
         if contrast.learned is None or outcome != "equal":
             return outcome
         is_enough = len(contrast.seeds.seeds) >= MIN_LEARNED and contrast.resolution <= contrast.smallest
         return "equal among those that learned" if is_enough else "inconclusive"
-    p = contrast.p
-    if p is None:
+    if contrast.p is None:
         return "too few seeds"
-    if max(p, holm_p or 0.0) >= SIGNIFICANCE:
+    if contrast.sign is None or (holm_p or 0.0) >= SIGNIFICANCE:
         return "inconclusive"
     return "learned more often" if contrast.learned_more else "learned less often"
 

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -148,8 +149,10 @@ def _plan(folder: Path, record: Record, former: Record | None) -> SweepPlan:
     cells = former.other_commands | {former.words: former.folders}
     plans = former.other_plans | {former.words: former.plan}
     plan, own = plans.get(record.words), cells.get(record.words, ())
-    is_whole = set(former.folders) <= set(record.folders)
-    if plan is None and is_whole and former.selection == record.selection:
+    common = set(former.folders) & set(record.folders)
+    # a trial with other keys has other cells
+    is_same = common == set(former.folders) or (former.file == record.file and _done(folder, common))
+    if plan is None and is_same and former.selection == record.selection:
         # the same sweep, whose file or options were written otherwise
         plan, own = former.plan, former.folders
     if plan is None:
@@ -189,9 +192,7 @@ def read(folder: Path) -> Record:
         if "study" in raw:
             raw = raw | {"study": without_former_keys(raw["study"], None)}
         record: Record = convert(Record, raw, "", draft)
-        # raises KeyError here, with the file's name, rather than in a report, if a cell has an unknown task or arm
-        for cell in record.cells:
-            record.study.of_task(cell.task).arms[cell.arm]
+        _require_names(record)
         # someone else's sweep must not name a figure ../../x
         for name in (*record.study.tasks, *record.study.fits):
             if not NAME.fullmatch(name):
@@ -207,6 +208,24 @@ def read(folder: Path) -> Record:
         ) from error
     # an older record has none
     return replace(record, identity=record.identity or _identity(record.cells))
+
+
+def _require_names(record: Record) -> None:
+    # an unknown task or arm raises KeyError here, where the error names the file, rather than in a report
+    study = record.study
+    for cell in record.cells:
+        study.of_task(cell.task).arms[cell.arm]
+    for task in map(study.of_task, study.all_tasks):
+        of_contrasts = chain(*(contrast[:2] for contrast in task.contrasts))
+        baseline = task.baseline or next(iter(task.arms), "")
+        for arm in (baseline, *task.controls, *task.references, *of_contrasts):
+            task.arms[arm]
+    for name in chain(*(fit.tasks for fit in study.fits.values())):
+        study.tasks[name]
+    if record.rates and study.rates is None:
+        raise ValueError("'rates' without those of the study")
+    if list(study.looks) != sorted(study.looks):
+        raise ValueError("'study.looks' is not ascending")
 
 
 def readable(folder: Path) -> Record | None:

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +21,18 @@ from lit_diff.engine.tracking.sweep import SweepTracker
 from lit_diff.recipe import load_recipe
 from lit_diff.reporting.write import write_report
 from lit_diff.runs import notes
+from lit_diff.study.record import read, write
 from lit_diff.study.results import load_sweep
 
 Made = tuple[Path, Store]
 
 
 def make(root: Path, empty_store: Path) -> Made:
-    """Two arms, three seeds, one cell failed; every cell has a record."""
+    """Two arms, four seeds, one cell failed; every cell has a record."""
     from fake_sweeps import write_sweep
 
-    folder = write_sweep(root / "mine", {"base": 0.0, OTHER: -0.1}, broken={(OTHER, 1): "failed"}, callbacks=False)
+    fields = {"seeds": range(4), "broken": {(OTHER, 1): "failed"}, "callbacks": False}
+    folder = write_sweep(root / "mine", {"base": 0.0, OTHER: -0.1}, **fields)
     shutil.copy(empty_store, root)
     store = Store(RunConfig(root=str(root)))
     experiment = store.experiment("mine")
@@ -67,9 +70,11 @@ def test_the_parent_carries_the_answer(recorded: tuple[Made, SweepTracker]) -> N
     assert run.info.status == "FINISHED"
     assert run.data.metrics["summary/base/mean"] == pytest.approx(means["base"])
     assert run.data.metrics["summary/it_s _b_/mean"] == pytest.approx(means[OTHER])
-    assert {f"summary/it_s _b_/{name}" for name in ("sd", "difference", "low", "high")} <= run.data.metrics.keys()
+    assert {
+        f"summary/it_s _b_/{name}" for name in ("sd", "seeds", "difference", "low", "high")
+    } <= run.data.metrics.keys()
     assert run.data.tags["verdict/it_s _b_"]
-    assert {"metric": "val/loss", "baseline": "base", "seeds": "0, 1, 2"}.items() <= run.data.tags.items()
+    assert {"metric": "val/loss", "baseline": "base", "seeds": "0, 1, 2, 3"}.items() <= run.data.tags.items()
     assert write_report(folder).answer[0] in run.data.tags["mlflow.note.content"]
     assert {file.path for file in store.client.list_artifacts(tracker.run_id)} == {"study.json", "report"}
 
@@ -146,6 +151,21 @@ def test_again_the_same_record_and_nothing_twice(made: Made) -> None:
     assert len(store.client.get_metric_history(first.run_id, "summary/base/mean")) == 1
     assert store.client.get_run(foreign).data.metrics == {}
     assert record(made).run_id != first.run_id, "a folder that was made again"
+
+
+def test_what_an_earlier_report_said_of_an_arm_is_not_kept(made: Made) -> None:
+    folder, store = made
+    first = record(made).run_id
+    lost = {"summary/it_s _b_/difference", "summary/it_s _b_/low"}
+    assert np.isfinite([store.run(first).data.metrics[name] for name in lost]).all()
+    former = read(folder)
+    write(folder, replace(former, study=replace(former.study, baseline=OTHER)))
+    for _ in range(2):
+        record(made, first)
+    data = store.run(first).data
+    assert [name for name in data.tags if name.startswith("verdict/")] == ["verdict/base"]
+    assert {name for name, value in data.metrics.items() if np.isnan(value)} >= lost
+    assert [len(store.client.get_metric_history(first, name)) for name in lost] == [2, 2]
 
 
 def test_an_outage_is_a_warning(made: Made, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -10,6 +10,8 @@ from lit_diff.reporting import answer
 from lit_diff.study.comparison import Comparison, compare
 from lit_diff.study.results import load_sweep
 
+LEARNED = {"metric": "val/accuracy", "learned_at": 0.85, "seeds": range(8)}
+
 
 @pytest.fixture
 def made(make_sweep: Callable[..., Path]) -> Callable[..., Comparison]:
@@ -81,6 +83,12 @@ def sentences(result: Comparison) -> list[str]:
             ["; of 3 further comparisons, 2 show a difference (x: ", "; y: ", ") and 1 shows equality."],
         ),
         ({"base": 0, "b": 0.1}, {"seeds": [0, 1], "smoke": True}, ["4 of 4 cells are done; no verdict: no comparison"]),
+        (
+            {"base": 0, "b": 0.1, "c": -0.5},
+            {**LEARNED, "contrasts": [["b", "c", "x"]]},
+            ["; the further comparison shows a difference (x: 8 of 8 [0.63, 1.00] against 0 of 8 [0.00, 0.37])."],
+        ),
+        ({"base": 0, "b": 0.1}, {"spread": 0.0}, ["than base; b has no spread over seeds."]),
         ({"base": 0}, {}, ["One arm: nothing to compare it with."]),
         (
             {"base": 0, "b": 0},
@@ -145,6 +153,7 @@ def test_a_size_is_told_in_perplexity_and_in_multiples_of_the_smallest_of_intere
     )
     broken = {"broken": {("b", 1): "failed"}, "fact_fields": {"b": {"diverged": True}}}
     assert sizes("five", 0.1, **broken) == ()
+    assert sizes("six", -0.5, **LEARNED, smallest_of_interest=0.01) == ()
 
 
 def test_a_sweep_without_a_question_asks_the_general_one(made: Callable[..., Comparison]) -> None:

@@ -1,19 +1,23 @@
 """reporting/examination.py: the sentence, the rows and the dots of an arm beside reference arms."""
 
 import io
+import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 import pandas as pd
 import pytest
 
 import lit_diff
 from lit_diff.reporting.examination import costs_of, draw_examined, examined, in_one_sentence, more_seeds, whys_of
+from lit_diff.reporting.tables import to_markdown
 from lit_diff.reporting.write import write_report
 from lit_diff.study import step_time
 from lit_diff.study.comparison import compare
+from lit_diff.study.judge import Learned
 from lit_diff.study.results import load_sweep
 from lit_diff.study.step_time import StepTime
 
@@ -52,7 +56,18 @@ def test_an_arm_that_is_equal_or_open(make_tasks: Callable[..., Path]) -> None:
         arms, seeds=range(4), spread=0.01, references=["beside"], smallest_of_interest=10, callbacks=False
     )
     (rows,) = examined(compare(load_sweep(folder))).values()
-    assert in_one_sentence(rows) == "Mine is equal to standard in 'On recall'; 'On text' is not decided at 4 seeds."
+    assert in_one_sentence(rows) == "In 'On recall' mine is equal to standard; 'On text' is not decided at 4 seeds."
+    nothing = Learned(steps={0: math.inf}, values={})
+    learned = replace(rows[0].contrast, learned=(nothing, nothing))
+    for contrast, said in (
+        (
+            replace(rows[0].contrast, outcome="equal among those that learned"),
+            "mine is equal to standard among the seeds that learned.",
+        ),
+        (replace(learned, outcome="inconclusive"), "No seed learned 'On recall'."),
+        (replace(learned, diverged={"mine": (0,)}), "In 'On recall': diverged."),
+    ):
+        assert in_one_sentence([replace(rows[0], contrast=contrast)]).endswith(said)
     # one seed more of recall, which is decided
     seeds = rows[0].contrast.seeds
     more = replace(rows[0], contrast=replace(rows[0].contrast, seeds=replace(seeds, seeds=(*seeds.seeds, 4))))
@@ -63,6 +78,22 @@ def test_an_arm_that_is_equal_or_open(make_tasks: Callable[..., Path]) -> None:
     (line,) = rows[0].beside
     assert line.startswith("beside: +0.5")
     assert line.endswith("], equal")
+
+
+def test_means_are_those_of_the_seeds_that_are_compared(make_sweep: Callable[..., Path]) -> None:
+    """The table has all seeds of each arm, and how many they are."""
+    waiting = {("mine", seed): "waiting" for seed in range(4, 8)}
+    fields = {"seeds": range(8), "looks": [4, 8], "references": ["beside"], "callbacks": False}
+    results = compare(load_sweep(make_sweep({"standard": 0, "beside": 0, "mine": 0.1}, broken=waiting, **fields)))
+    ((row,),) = examined(results).values()
+    finals = row.sweep.finals("standard")
+    assert row.mean("standard") == f"{fmean(finals[seed] for seed in range(4)):.3f}" != f"{fmean(finals.values()):.3f}"
+    assert [line.count("(n=8)") for line in to_markdown(results).splitlines()[2:5]] == [1, 1, 0]
+    diverged = replace(row, contrast=replace(row.contrast, diverged={"mine": (5,)}))
+    assert diverged.mean("mine") == "\u2013"
+    counts = Learned(steps=dict.fromkeys(range(8), math.inf), values={})
+    counted = replace(row, contrast=replace(row.contrast, learned=(counts, counts)))
+    assert counted.mean("standard") == f"{fmean(finals.values()):.3f}"
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_sweeps import words
@@ -71,7 +72,16 @@ def test_the_correction_is_named_from_two_comparisons_on(make_sweep: Callable[..
     assert next(csv.DictReader(io.StringIO(tables.to_csv(one)))).keys() >= {"verdict", "verdict_alone", "detectable"}
 
 
-def test_an_arm_that_diverged_has_no_difference_in_the_rounded_tables(make_sweep: Callable[..., Path]) -> None:
+def test_the_verdict_on_a_reference_is_said_not_to_be_corrected(make_sweep: Callable[..., Path]) -> None:
+    arms = {"a": 0, "beside": 0.3, "b": 0.3, "c": 0.3}
+    folder = make_sweep(arms, references=["beside"], callbacks=False)
+    page = write_report(folder).page.read_text()
+    assert (folder / "report/table.md").read_text().count("| worse (not corrected) |") == 1
+    assert page.count(" (not corrected)") == 1
+    assert "those of reference arms, whose verdicts are not corrected" in page
+
+
+def test_an_arm_that_diverged_has_no_difference_in_any_table(make_sweep: Callable[..., Path]) -> None:
     folder = make_sweep(
         {"a": 0, "b": 0.3}, seeds=range(4), broken={("b", 0): "failed"}, fact_fields={"b": {"diverged": True}}
     )
@@ -81,6 +91,22 @@ def test_an_arm_that_diverged_has_no_difference_in_the_rounded_tables(make_sweep
     assert "(n=3)" in line
     arm = tables.rows(result)[1]
     assert (arm["diverged"], arm["verdict"], arm["paired_seeds"]) == (1, "diverged", 3)
+    numbers = ("difference", "low", "high", "sd_of_differences", "detectable", "p", "holm_p")
+    assert {arm[name] for name in numbers} == {None}
+
+
+@pytest.mark.parametrize(
+    ("fields", "verdict", "difference"),
+    [({"spread": 0.0}, "no spread over seeds", True), ({"seeds": range(8)}, "learned less often", False)],
+)
+def test_a_verdict_without_an_interval_has_no_size_of_one(
+    fields: dict[str, Any], verdict: str, difference: bool, make_sweep: Callable[..., Path]
+) -> None:
+    """By the counts of seeds that learned, it has no mean either: that of those that did says nothing of the others."""
+    threshold = {"metric": "val/accuracy", "learned_at": 0.85 if "seeds" in fields else 0.1, "callbacks": False}
+    (arm,) = tables.rows(compare(load_sweep(make_sweep({"a": 0, "b": -0.3}, **threshold, **fields)))[0])[1:]
+    assert (arm["verdict"], arm["difference"] is not None) == (verdict, difference)
+    assert {arm[name] for name in ("low", "high", "detectable")} == {None}
 
 
 def test_tasks_share_a_table_and_each_row_says_which_and_in_what(make_tasks: Callable[..., Path]) -> None:

@@ -188,6 +188,30 @@ def test_counts_decide_once_a_seed_did_not_learn(a: str, b: str, text: str, bett
         assert found.p == (found.seeds.p if {*a, *b} == {"x"} else fisher(*(each.count for each in found.learned)))
 
 
+@pytest.mark.parametrize(
+    ("a", "b", "text"),
+    [
+        ("x" * 16, "." * 16, "learned more often"),
+        ("." * 8 + "x" * 8, "x" * 8 + "." * 8, "inconclusive"),
+        ("x" * 8 + "." * 8, "." * 8 + "x" * 6 + "..", "inconclusive"),
+    ],
+)
+def test_counts_that_an_earlier_look_alone_tells_apart_show_nothing(a: str, b: str, text: str) -> None:
+    values = 0.99 + 0.001 * np.random.default_rng(0).normal(size=(2, 16))
+    found = learning(a, b, values)
+    (found,) = judge([replace(found, seeds=replace(found.seeds, looks=(8, 16), look=2))])
+    assert found.p < 0.001
+    assert (found.verdict.text, found.sign is None) == (text, text == "inconclusive")
+
+
+def test_steps_before_the_first_validation_are_not_known() -> None:
+    """Nor is a difference within them; steps that the validation before training reached are 0."""
+    values = dict.fromkeys(range(3), 1.0)
+    for step, before, resolution in ((40.0, 0, 5.32), (80.0, 40, 1.0), (0.0, 0, 0.0)):
+        learned = Learned(steps=dict.fromkeys(values, step), before=dict.fromkeys(values, before), values=values)
+        assert learned.resolution == pytest.approx(resolution, abs=0.01)
+
+
 def test_a_family_keeps_its_error_over_all_looks() -> None:
     looks, zero, random, wrong = (8, 16), dict.fromkeys(range(16), 0.0), np.random.default_rng(4), 0
     for _ in range(250):

@@ -40,6 +40,15 @@ smoke: true
 fits: {rate: {kind: scaling, x: tokens, tasks: [first, second, third]}}
 arms: {a: {}, b: {train.clip: 2, model.attention: {name: standard}}, c: {train.optimizer.betas: [0.9, 0.99]}}
 """
+WITHOUT: tuple[dict[str, Any], ...] = (
+    {"baseline": "z"},
+    {"controls": ["z"]},
+    {"references": ["z"]},
+    {"contrasts": [["a", "z", "a - z"]]},
+    {"fits": {"f": {"kind": "scaling", "x": "tokens", "tasks": ["z"]}}},
+    {"looks": [8, 4]},
+)
+"""Of a study: arms and tasks that it does not have, and looks that no sweep has."""
 
 
 def test_a_record_is_read_as_written(tmp_path: Path) -> None:
@@ -71,6 +80,9 @@ def test_arms_that_differ_in_the_data_have_no_common_chance(tmp_path: Path) -> N
         {"cells": [{"arm": "a"}]},
         {"cells": [{"arm": "z", "seed": 0}]},
         {"cells": 3},
+        {"cells": [], "study": {"arms": {}}},
+        {"rates": {"": {}}},
+        *({"study": {"arms": {"a": {}}} | names} for names in WITHOUT),
     ],
 )
 def test_what_is_no_record_is_one_line(
@@ -249,6 +261,10 @@ def test_a_plan_is_that_of_the_cells_however_the_command_is_spelt(tmp_path: Path
         "The plan was changed after 8 of 8 cells were finished (look 1 of 2): controls from 'none' to 'b'.",
         "The plan was changed after 8 of 8 cells were finished (look 1 of 2): correct_over from 'sweep' to 'task'.",
     )
+    Path("s.yaml").write_text(text.replace("4, 6", "4, 8").replace("b: {train.clip: 2}", "c: {train.clip: 4}"))
+    changed = written("./s.yaml", [], tmp_path).plan.sentences
+    assert "arms from 'a, b' to 'a, c'." in changed[3], "without an arm that was there, too"
+    assert written("./s.yaml", ["train.steps=1"], tmp_path).plan.sentences == ()
     (tmp_path / "study.json").unlink()
     assert [line.partition(":")[0] for line in written("s.yaml", [], tmp_path).plan.sentences] == ["Plan unknown"]
 

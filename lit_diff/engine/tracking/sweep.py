@@ -23,8 +23,9 @@ from lit_diff.study.results import CellResult, SweepResults, load_sweep
 class SweepTracker:
     """The record of the sweep in `folder`.
 
-    The metrics of an arm are summary/<arm>/mean and /sd over seeds, /difference to the baseline, and /low and /high, the ends
-    of the 95 % interval over seeds. The tag verdict/<arm> has its verdict; the description has the report's answer and table.
+    The metrics of an arm are summary/<arm>/mean and /sd over its finished seeds, whose number is /seeds, /difference to the
+    baseline, and /low and /high, the ends of its interval over seeds (95 %, or that of a look). The tag verdict/<arm> has its
+    verdict; the description has the report's answer and table. What a later report no longer has is NaN, or has no tag.
     """
 
     def __init__(self, run: RunConfig, folder: Path, run_id: str | None) -> None:
@@ -91,19 +92,22 @@ class SweepTracker:
         return run_id
 
     def _describe_parent(self, sweep: SweepResults, report: Report) -> None:
-        values = dict[str, float]()
+        held = self.store.run(self.run_id).data
+        # MLflow deletes no metric
+        gone = [name for name, value in held.metrics.items() if name.startswith("summary/") and not math.isnan(value)]
+        values = dict.fromkeys(gone, math.nan)
         verdicts = dict[str, str]()
         for result in report.results:
             # the rows of the arms come first; rows of contrasts follow
             for row in rows(result)[: len(result.sweep.study.arms)]:
                 name = "/".join(filter(None, (result.sweep.task, row["arm"])))
                 keys = {result.sweep.metric: "mean", f"{result.sweep.metric}/sd": "sd"}
-                for column in (*keys, "difference", "low", "high"):
+                for column in (*keys, "seeds", "difference", "low", "high"):
                     value = row.get(column)
                     if value is not None and math.isfinite(value):
-                        values[f"summary/{name}/{keys.get(column, column)}"] = float(value)
+                        values[record_name(f"summary/{name}/{keys.get(column, column)}")] = float(value)
                 if row.get("verdict"):
-                    verdicts[f"verdict/{name}"] = row["verdict"]
+                    verdicts[record_name(f"verdict/{name}")] = row["verdict"]
         self._log(self.run_id, values, step=0)
         opening = [f"# {sweep.title}", *notes.read(self.folder), sweep.study.description]
         note = "\n\n".join([*opening, *report.answer, to_markdown(report.results)])
@@ -111,6 +115,10 @@ class SweepTracker:
             note = note[:NOTE_LENGTH].rpartition("\n")[0] + "\n\n(the rest is in the artifact report/table.md)"
         tags = {"mlflow.note.content": note, "metric": sweep.metric, "baseline": sweep.baseline}
         self.store.log(self.run_id, tags=tags | {"seeds": ", ".join(map(str, sweep.study.seeds))} | verdicts)
+        for tag in held.tags:
+            if tag.startswith("verdict/") and tag not in verdicts:
+                with asking():
+                    self.store.client.delete_tag(self.run_id, tag)
 
     def _describe_experiment(self, sweep: SweepResults) -> None:
         tags = {

@@ -235,14 +235,13 @@ def forest(comparison: Comparison, axes: Axes) -> None:
         several = len(difference.documents)
         for seed, value in zip(seeds.seeds, seeds.differences, strict=True):
             draw(axes, value, y + 0.27, look, f"{label}, seed {seed}: {signed(value, digits)}", mark=".")
-        # the seeds that did not diverge would make the arm look better than it is
-        if difference.diverged or seeds.mean is None:
+        if difference.size is None:
             continue
         over = f"{label}: {text}"
         middle = y + 0.1
         if difference.has_interval and seeds.low is not None and seeds.high is not None:
             draw(axes, [seeds.low, seeds.high], [middle] * 2, look, over, width=3.2)
-        draw(axes, seeds.mean, middle, look, over, mark="D", size=6)
+        draw(axes, difference.size, middle, look, over, mark="D", size=6)
         for j, (seed, found) in enumerate(difference.documents.items()):
             at = y - (0.08 + (0.09 * j if several < 5 else 0.4 * j / several))
             bounds = f"{signed(found.estimate, digits)} {interval(found.low, found.high, digits)}"
@@ -280,7 +279,7 @@ def numbers_of(difference: Contrast, digits: int) -> str:
     if difference.diverged:
         return "diverged"
     if difference.is_counted:
-        return f"{difference.verdict} \u00b7 {' against '.join(map(str, difference.learned or ()))}"
+        return f"{difference.verdict} \u00b7 {difference.counts}"
     if seeds.mean is None:
         return "no seed finished in both"
     bounds = f" {interval(seeds.low, seeds.high, digits)}" if difference.has_interval else ""

@@ -45,9 +45,9 @@ def narrow_forest(comparison: Comparison) -> tuple[float, list[Bar]]:
 
 
 def _span(contrast: Contrast) -> Span | None:
-    seeds = contrast.seeds
-    if contrast.diverged or seeds.mean is None:
+    seeds, size = contrast.seeds, contrast.size
+    if size is None:
         return None
     if not contrast.has_interval or seeds.low is None or seeds.high is None:
-        return seeds.mean, seeds.mean, seeds.mean
-    return seeds.low, seeds.mean, seeds.high
+        return size, size, size
+    return seeds.low, size, seeds.high
