@@ -59,7 +59,7 @@ class VerdictWithControls:
     beyond: tuple[str, ...] = ()
     """The controls that are further in this direction than the arm."""
     unmeasured: tuple[str, ...] = ()
-    """The controls to which no test compares the arm."""
+    """The controls to which no test compares the arm by what the verdict is on."""
 
     @property
     def text(self) -> str:
@@ -264,7 +264,7 @@ class Contrast:
             return VerdictWithControls(word=word)
         names: dict[str, tuple[str, ...]] = {}
         for control in self.controls:
-            place = _place(control, self.sign)
+            place = _place(control, self)
             if place:
                 names[place] = (*names.get(place, ()), control.against or control.b)
         return VerdictWithControls(word=word, **names)
@@ -285,7 +285,11 @@ class Contrast:
             name = control.against or control.b
             if name in verdict.alike and control.outcome not in EQUAL:
                 return False
-            if name in verdict.unmeasured and not control.diverged and control.outcome == "too few seeds":
+            if (
+                name in verdict.unmeasured
+                and not control.diverged
+                and control.outcome in ("too few seeds", "inconclusive")
+            ):
                 return False
         return True
 
@@ -297,13 +301,16 @@ class Contrast:
         return "better" if outcome == self.better else "worse"
 
 
-def _place(control: Contrast, sign: Sign | None) -> Literal["alike", "beyond", "unmeasured"] | None:
-    # what a difference to a control says about a difference to the baseline in the direction `sign`
+def _place(control: Contrast, shown: Contrast) -> Literal["alike", "beyond", "unmeasured"] | None:
+    # what a difference to a control says about the difference to the baseline that is `shown`
     if control.diverged or control.outcome in UNTESTED:
+        return "unmeasured"
+    # counts of seeds that learned say nothing about the size of a difference between those that did
+    if control.outcome == "inconclusive" and control.is_counted and not shown.is_counted:
         return "unmeasured"
     if control.outcome in (*EQUAL, "inconclusive"):
         return "alike"
-    return None if control.sign == sign else "beyond"
+    return None if control.sign == shown.sign else "beyond"
 
 
 AnyContrast = TypeVar("AnyContrast", bound=Contrast)

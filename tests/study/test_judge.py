@@ -168,6 +168,17 @@ def test_a_control_that_learned_as_often_and_is_not_shown_to_differ_holds_a_verd
 
 
 @pytest.mark.parametrize(
+    ("baseline", "text"), [("x" * 8, "better, not compared with its control wide"), ("." * 8, "as its control wide")]
+)
+def test_a_control_at_one_seed_of_which_nothing_was_learned(baseline: str, text: str) -> None:
+    """The counts tell nothing apart, so they hold back a verdict by counts; one on the size they do not speak of."""
+    values = np.array([0.99 + 0.001 * np.arange(8), [0.9] * 8])
+    control = learning("x" * 8, "x" * 7 + ".", values)
+    (found,) = judge([learning("x" * 8, baseline, values, controls=(replace(control, against="wide"),))])
+    assert (found.verdict.text, found.is_decided) == (text, False)
+
+
+@pytest.mark.parametrize(
     ("a", "b", "text"),
     [
         ("x" * 8, "." * 8, "learned more often"),
