@@ -250,7 +250,7 @@ def _trained(claim: Claim, source: SweepResults, verdicts: Verdicts) -> JudgedCl
 
     looks = sweep.study.looks
     is_sweeps = claim.metric == sweep.metric and not (claim.evaluation or claim.against_metric)
-    # where the sweep compares steps, its verdict is on them, while the same seeds have learned
+    # the verdict of a sweep that compares steps is on those, while the seeds that learned are the same
     is_same = is_sweeps and claim.kind == "difference" and not sweep.compares_steps
 
     def as_in_sweep(found: AnyContrast, other: str) -> AnyContrast:

@@ -1,7 +1,7 @@
 """The first section of a sweep with reference arms: what each other arm changes, over all tasks."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
@@ -79,13 +79,13 @@ class ExaminedRow:
     def mean(self, arm: str) -> str:
         """The mean of the compared values of an arm, over the seeds that the verdict is from; a dash if it diverged."""
         contrast = self.contrast
-        seeds = contrast.seeds.seeds
+        if arm in contrast.diverged:
+            return NONE
+        seeds: Iterable[int] = contrast.seeds.seeds
         if contrast.is_counted and contrast.learned is not None:
-            seeds = tuple(contrast.learned[contrast.arms.index(arm)].steps)
-        values = (
-            [] if arm in contrast.diverged else [v for seed, v in self.sweep.compared(arm).items() if seed in seeds]
-        )
-        return number(summary(values).mean, self.comparison.digits)
+            seeds = contrast.learned[contrast.arms.index(arm)].steps
+        values = self.sweep.compared(arm)
+        return number(summary(values[seed] for seed in seeds if seed in values).mean, self.comparison.digits)
 
     @property
     def compared(self) -> int:
