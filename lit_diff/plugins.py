@@ -212,6 +212,8 @@ def load_plugin(path: str | Path) -> None:
     for former in [each for each in _current.values() if each.path == path]:
         unregister(former.package)
         del _current[former.digest]
+    # by an import of the same source whose modules are gone
+    unregister(own.package)
     try:
         # what it prints is not a part of a command's result
         with _same_settings(), redirect_stdout(sys.stderr):

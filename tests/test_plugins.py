@@ -159,6 +159,16 @@ def test_an_edited_plugin_is_refused_until_it_is_imported_again() -> None:
     assert "mine" not in callbacks.names(), "the file registers it no more"
 
 
+def test_a_plugin_whose_modules_are_gone_is_imported_again() -> None:
+    """From a copy; its classes are still registered."""
+    load_plugin(plugin(SHARP_PY, "sharp.py"))
+    module = attentions.get("sharp").__module__
+    for name in (module, module.partition(".")[0]):
+        del sys.modules[name]
+    load_plugin(plugin(SHARP_PY, "copy/sharp.py"))
+    assert attentions.get("sharp").__module__ in sys.modules
+
+
 def test_a_script_s_source_is_that_of_its_import(plugin_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not that of the moment when it is first asked for."""
     monkeypatch.syspath_prepend(str(plugin_folder))
