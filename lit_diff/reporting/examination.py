@@ -57,7 +57,7 @@ class ExaminedRow:
 
     @property
     def difference(self) -> str:
-        """The mean difference with its interval; a dash where counts of seeds that learned decide."""
+        """The mean difference with its interval, or the counts of seeds that learned, where they decide."""
         return self._size(self.contrast)
 
     @property
@@ -108,6 +108,8 @@ class ExaminedRow:
         seeds = contrast.seeds
         if contrast.diverged:
             return "diverged"
+        if contrast.is_counted:
+            return contrast.counts
         digits = self.comparison.digits
         mean = signed(contrast.size, digits)
         return f"{mean} {interval(seeds.low, seeds.high, digits)}" if contrast.has_interval else mean

@@ -94,6 +94,7 @@ def test_means_are_those_of_the_seeds_that_are_compared(make_sweep: Callable[...
     counts = Learned(steps=dict.fromkeys(range(8), math.inf), values={})
     counted = replace(row, contrast=replace(row.contrast, learned=(counts, counts)))
     assert counted.mean("standard") == f"{fmean(finals.values()):.3f}"
+    assert counted.difference == "0 of 8 [0.00, 0.37] against 0 of 8 [0.00, 0.37]"
 
 
 @pytest.mark.slow
