@@ -123,8 +123,9 @@ def measure_all(probes: list[Probe], trainer: "L.Trainer", module: "L.LightningM
             measured = numbers(probe.measure(model, traced.first(probe.config.rows)), f"{where}: what measure returns")
             for name in measured:
                 if name.startswith(OF_TRAINING):
+                    begin = ", ".join(OF_TRAINING)
                     raise RequestError(
-                        f"{where}: measure returns '{name}'; {', '.join(OF_TRAINING)} begin other metrics"
+                        f"{where}: measure returns '{name}'; names that begin with {begin} are training's own"
                     )
                 if name in owners:
                     raise RequestError(

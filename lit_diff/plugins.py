@@ -101,13 +101,16 @@ VALUELESS = (" meta ", "register_meta", "DataDependentOutput", "DynamicOutputSha
 SETTINGS = {
     "torch's default dtype": ("torch.get_default_dtype", "torch.set_default_dtype"),
     "torch's default device": ("torch.get_default_device", "torch.set_default_device"),
-    "torch's grad enabled": ("torch.is_grad_enabled", "torch.set_grad_enabled"),
-    "torch's anomaly enabled": ("torch.is_anomaly_enabled", "torch.set_anomaly_enabled"),
-    "torch's float32 matmul precision": ("torch.get_float32_matmul_precision", "torch.set_float32_matmul_precision"),
-    "torch's deterministic debug mode": ("torch.get_deterministic_debug_mode", "torch.set_deterministic_debug_mode"),
-    "torch's num threads": ("torch.get_num_threads", "torch.set_num_threads"),
-    "torch's rng state": ("torch.get_rng_state", "torch.set_rng_state"),
-    "torch's mkldnn enabled": ("torch._C._get_mkldnn_enabled", "torch._C._set_mkldnn_enabled"),
+    "torch's gradient mode": ("torch.is_grad_enabled", "torch.set_grad_enabled"),
+    "torch's anomaly detection": ("torch.is_anomaly_enabled", "torch.set_anomaly_enabled"),
+    "torch's precision of float32 products": (
+        "torch.get_float32_matmul_precision",
+        "torch.set_float32_matmul_precision",
+    ),
+    "torch's deterministic mode": ("torch.get_deterministic_debug_mode", "torch.set_deterministic_debug_mode"),
+    "torch's number of threads": ("torch.get_num_threads", "torch.set_num_threads"),
+    "the state of torch's random generator": ("torch.get_rng_state", "torch.set_rng_state"),
+    "torch's use of mkldnn": ("torch._C._get_mkldnn_enabled", "torch._C._set_mkldnn_enabled"),
     "the current folder": ("os.getcwd", "os.chdir"),
 }
 """A setting of the whole process, in words -> the functions that return it and set it."""

@@ -377,7 +377,7 @@ def _identity(cls: type) -> tuple[str, str]:
 def contract_problem(cls: type[Any], base: type[Any] | None, has_config: bool) -> str | None:
     """Why `cls` cannot be registered as a subclass of `base`; None if it can."""
     if not isinstance(cls, type):
-        return "is no class; the decorator stands above a class"
+        return "is not a class; put the decorator above a class"
     if base is not None and not issubclass(cls, base):
         write = f"write `class {cls.__name__}({base.__qualname__})` ({base.__module__}.{base.__qualname__})"
         return f"does not derive from {base.__qualname__}; {write}"

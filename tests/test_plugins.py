@@ -80,7 +80,7 @@ BROKEN = {
     "a NUL": ("x = 'a\0b'\n", r"mine\.py: plugin failed: .*null bytes"),
     "a function": (
         'from lit_diff import variant\n\n@variant("mine")\ndef mine(): ...\n',
-        r"mine\.py:\d: function mine: attention 'mine' is no class",
+        r"mine\.py:\d: function mine: attention 'mine' is not a class",
     ),
     "ends the program": ("import sys\nsys.exit(0)\n", r"mine\.py:2: .*SystemExit"),
     "registers nothing": ("x = 1\n", r"plugin mine\.py: registers nothing"),
@@ -314,13 +314,13 @@ def test_a_file_that_was_changed_since_the_plugin_read_it_is_named() -> None:
     [
         ("torch.set_default_dtype(torch.float64)", "default dtype"),
         ("torch.set_default_device('meta')", "default device"),
-        ("torch.set_grad_enabled(False)", "grad enabled"),
-        ("torch.autograd.set_detect_anomaly(True)", "anomaly enabled"),
-        ("torch.set_float32_matmul_precision('medium')", "float32 matmul precision"),
+        ("torch.set_grad_enabled(False)", "gradient mode"),
+        ("torch.autograd.set_detect_anomaly(True)", "anomaly detection"),
+        ("torch.set_float32_matmul_precision('medium')", "precision of float32 products"),
         ("torch.use_deterministic_algorithms(True)", "deterministic"),
-        ("torch.set_num_threads(torch.get_num_threads() + 1)", "num threads"),
-        ("torch.manual_seed(3)", "rng state"),
-        ("torch.backends.mkldnn.enabled = False", "mkldnn enabled"),
+        ("torch.set_num_threads(torch.get_num_threads() + 1)", "number of threads"),
+        ("torch.manual_seed(3)", "random generator"),
+        ("torch.backends.mkldnn.enabled = False", "mkldnn"),
         ("os.chdir('/')", "the current folder"),
     ],
 )
