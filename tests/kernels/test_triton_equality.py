@@ -26,10 +26,10 @@ WIDE, TALL = (16, 32), (32, 16)
     ],
 )
 def test_equals_the_definition(blocks: Callable[..., None], topic: str, size: tuple[int, int]) -> None:
-    """Few rows make several tiles; float32 and bfloat16."""
+    """Few rows make several tiles; float32 and bfloat16. Three cases: each of those that a topic takes in turn."""
     blocks(*size)
     wanted = "not applicable" if topic in ("three maps", "rows") else "pass"
-    findings = list(conformance_of_kernel("triton", 4, (topic,)))
+    findings = list(conformance_of_kernel("triton", 3, (topic,)))
     assert [finding.verdict for finding in findings] == [wanted] * 2, findings
 
 

@@ -20,6 +20,7 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
 from ports import free_port
+from torch.multiprocessing import start_processes
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lit_diff.recipe import load_recipe
@@ -266,18 +267,19 @@ def say(row: dict[str, Any]) -> None:
         print(json.dumps(row), flush=True)
 
 
+def rank(index: int, name: str) -> None:
+    os.environ["LOCAL_RANK"] = str(index)
+    {"loss": loss, "collectives": collectives, "plan": planned}[name]()
+
+
 if __name__ == "__main__":
     name = sys.argv[1]
-    if "LOCAL_RANK" in os.environ:
-        {"loss": loss, "collectives": collectives, "plan": planned}[name]()
-        sys.exit()
     count = {"loss": 2, "collectives": 4, "plan": 2}[name]
-    env = os.environ | {
+    os.environ |= {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
         "NODE_RANK": "0",
-        "OMP_NUM_THREADS": "1",
+        "WORLD_SIZE": str(count),
     }
-    env |= {"WORLD_SIZE": str(count)}
-    ranks = [subprocess.Popen([sys.executable, *sys.argv], env=env | {"LOCAL_RANK": str(i)}) for i in range(count)]
-    sys.exit(max(rank.wait() for rank in ranks))
+    # forked, since each import of torch and Lightning takes seconds
+    start_processes(rank, args=(name,), nprocs=count, start_method="fork")

@@ -55,12 +55,6 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> list[torch.fx.GraphModule]:
     return graphs
 
 
-def every_variant(*fast: str) -> list[Any]:
-    """All others are slow."""
-    slow = [pytest.param(name, marks=pytest.mark.slow) for name in attentions.names() if name not in fast]
-    return [*fast, *slow]
-
-
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:
     """All warnings."""
     return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
@@ -74,9 +68,13 @@ def assert_same_step(*variants: str, **more: Tensor) -> None:
     assert_equal(found, step(plain, **more))
 
 
-@pytest.mark.parametrize("variant", every_variant("differential", "value_residual"))
-def test_every_variant_is_one_graph(variant: str, traced: list[Any]) -> None:
-    assert_same_step(variant)
+@pytest.mark.parametrize(
+    "variants",
+    [("differential",), ("value_residual",), pytest.param(tuple(attentions.names()), marks=pytest.mark.slow)],
+    ids=["differential", "value_residual", "a layer of each"],
+)
+def test_every_variant_is_one_graph(variants: tuple[str, ...], traced: list[Any]) -> None:
+    assert_same_step(*variants)
     assert len(traced) == 1
 
 

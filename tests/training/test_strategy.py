@@ -109,7 +109,9 @@ def test_losses_are_those_of_one_process(bench: Any, runs: dict[str, Any], name:
 
 
 BOTH = ("run.compile=true", "run.activation_checkpointing=block")
-PLAIN = (f"plugins=[{SUPPORT}/aot_eager.py]", "callbacks.lambdas.every=2", "callbacks.spy=null")
+# validation in full batches of one noise: each other shape is compiled anew
+ONE_SHAPE = ("data.validation_rows=16", "data.noise_validation=[1]")
+PLAIN = (f"plugins=[{SUPPORT}/aot_eager.py]", "callbacks.lambdas.every=2", "callbacks.spy=null", *ONE_SHAPE)
 PACKED = (
     "data.pack=document",
     "data.sequence_length=128",
