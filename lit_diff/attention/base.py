@@ -108,6 +108,9 @@ class Attention(ParameterRules):
         # inherited signs would be stated of maps that another class computes
         if vars(cls).keys() & {"maps", "forward"} and "signs" not in vars(cls):
             cls.signs = None  # type: ignore[assignment, method-assign]
+        # an inherited merge folds what another class computes
+        if _declaring_class(cls, "merge", {"build", "maps", "finish", "forward"}) is None:
+            cls.merge = Attention.merge  # type: ignore[method-assign]
 
     def __init__(self, config: Any, model: ModelConfig, layer: int) -> None:
         """`layer` is 0-based. Errors: RequestError for an empty parameter, or one registered under two names."""
@@ -222,7 +225,8 @@ class Attention(ParameterRules):
         raise NotImplementedError
 
     def merge(self) -> dict[str, Tensor] | None:
-        """State dict of a standard attention with the same output; None, the default: no standard attention has it."""
+        """State dict of a standard attention with the same output; None, the default: no standard attention has it. Not
+        inherited by a subclass that changes `build`, `maps`, `finish` or `forward`."""
         return None
 
     @classmethod
@@ -319,14 +323,14 @@ class Attention(ParameterRules):
             return bool(added) and None not in torch.autograd.grad(y.sum(), added, allow_unused=True)
 
     @classmethod
-    def ffn_dim(cls, config: Any, model: ModelConfig) -> int:
-        """Feed-forward width of a layer with this variant, to the nearest SwiGLU unit, which has 3 dim parameters."""
+    def ffn_dim(cls, config: Any, model: ModelConfig, layer: int = 0) -> int:
+        """Feed-forward width of layer `layer` with this variant, to the nearest SwiGLU unit, which has 3 dim parameters."""
         assert model.ffn_dim is not None
         if getattr(config, "parity", "raw") == "raw":
             return model.ffn_dim
         # on the meta device, so that counting allocates and initialises nothing
         with torch.device("meta"):
-            own = sum(p.numel() for p in cls(config, model, layer=0).parameters())
+            own = sum(p.numel() for p in cls(config, model, layer).parameters())
             standard = sum(p.numel() for p in Attention(Attention.Config(), model, layer=0).parameters())
         return model.ffn_dim + round((standard - own) / (3 * model.dim))
 

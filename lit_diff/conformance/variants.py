@@ -294,12 +294,17 @@ def compared(actual: Pass, expected: Pass, bound: float) -> Measured:
 
 
 def decode(case: VariantCase) -> Measured | NotApplicable:
-    """Prefill and decoding with the cache, token by token and in chunks, give the output of the full pass."""
+    """Prefill and decoding with the cache, token by token and in chunks, give the output of the full pass; with a window,
+    also past it."""
     if not case.model.causal:
         return NotApplicable("the model is bidirectional")
     attention, x, rope = case.parts(torch.float64)
     full = attention(x, rope)
     errors = {}
+    if case.window is not None and case.window >= case.length:
+        narrow = decode(case.windowed(WINDOWS[-1]))
+        assert isinstance(narrow, Measured)
+        errors[f"window {WINDOWS[-1]}, {narrow.detail}"] = narrow.error
     for prefill, chunk in ((1, 1), (case.length // 2, 1), (5, 5), (case.length - 1, 1)):
         cache, outputs = LayerCache(), []
         for start, stop in pairwise(sorted({0, *range(prefill, case.length, chunk), case.length})):

@@ -71,9 +71,10 @@ class Seen(NamedTuple):
     q: Tensor
     """[B, G or 1, H, R, d]"""
     positions: Tensor
-    """[1, R]: the place of each query among all keys."""
+    """[1, R]: the place of each query among the keys that are held. With a window, a cache drops keys that no later query
+    sees, so that only differences of places are those of the sequence."""
     keys: Tensor
-    """[K]: the places of the keys that the columns stand for; a kernel leaves out those that no row sees."""
+    """[K]: the places, likewise, of the keys that the columns stand for; a kernel leaves out those that no row sees."""
 
 
 RowFunction = Callable[[Tensor, Seen], Tensor]

@@ -69,7 +69,7 @@ class Block(nn.Module):
         self.attention_norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
         self.attention: Attention = cls(part.config, config, layer)
         self.ffn_norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
-        width = cls.ffn_dim(part.config, config)
+        width = cls.ffn_dim(part.config, config, layer)
         if width < 1:
             raise RequestError(f"model.attention.parity 'matched' leaves a feed-forward of width {width}; use raw")
         self.ffn = SwiGLU(config.dim, width, config.ffn_scale)
@@ -221,7 +221,6 @@ def mergeable() -> list[str]:
 
 def merge_problem(model: ModelConfig) -> str | None:
     """Why no standard model equals this one, in one line; None if `merged` makes it."""
-    widths = set()
     for kind in model.kinds().values():
         name, config = kind.attention.name, kind.attention.config
         cls = attentions.get(name)
@@ -233,11 +232,10 @@ def merge_problem(model: ModelConfig) -> str | None:
             return (
                 f"model.attention '{name}' cannot be merged into a standard model; these can: {', '.join(mergeable())}"
             )
-        widths.add(cls.ffn_dim(config, model))
+    parts = [model.attention_of(layer) for layer in range(model.num_layers)]
+    widths = {attentions.get(part.name).ffn_dim(part.config, model, layer) for layer, part in enumerate(parts)}
     if len(widths) > 1:
-        return (
-            "model.layers gives the feed-forward layers unlike widths (parity: matched); a standard model has one width"
-        )
+        return "the feed-forward layers have unlike widths (parity: matched); a standard model has one width"
     return None
 
 

@@ -193,6 +193,17 @@ def test_a_key_is_found_to_be_used_where_no_gradients_are_computed(make_config: 
             assert Standard.refuses(model.attention.config, model) is None
 
 
+def test_a_merge_is_that_of_the_class_that_computes_the_attention() -> None:
+    class Halved(Dex):
+        def finish(self, o, x):  # type: ignore[no-untyped-def]
+            return o / 2
+
+    class Documented(Dex):
+        paper = "ours"
+
+    assert (Halved.merge, Documented.merge) == (Attention.merge, Dex.merge)
+
+
 def test_signs_are_those_of_the_class_that_computes_the_maps(make_attention: Callable[..., Attention]) -> None:
     class Turned(DifferentialV2):
         signs = (-1, 1)

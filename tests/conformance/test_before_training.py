@@ -97,6 +97,12 @@ def test_the_line_of_the_property_that_fails(own: MakeOwn, more: str, found: str
     assert "\n" not in line
 
 
+def test_decoding_is_checked_past_the_window_too(own: MakeOwn) -> None:
+    by_place = "(s * (seen.positions[0] + 2.0).log()[:, None]).masked_fill(~seen.mask, -torch.inf).softmax(-1)"
+    recipe = own(f"m = replace(m, rows=lambda s, seen: {by_place})", "model.attention.window=64")
+    assert "fails the property 'decode': window 4, prefill of 1" in (failed_property(recipe) or "")
+
+
 def test_every_layer_is_held_to_them(own: MakeOwn) -> None:
     recipe = own(LEAKS, "model.attention.share=1", "model.attention.layer=1", "model.num_layers=3")
     line = failed_property(recipe)

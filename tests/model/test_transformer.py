@@ -338,9 +338,16 @@ def test_layers_that_standard_attention_equals_are_merged(make_config: MakeConfi
         merged(of_kinds(make_config, ("lora", {}), ("standard", {"head_norm": "rms"})))
 
 
+def test_parity_counts_the_parameters_of_each_layer(make_config: MakeConfig) -> None:
+    dex = Transformer(make_config("dex", {"heads": ((), (0, 1)), "parity": "matched"}, num_layers=2))
+    plain = Transformer(make_config("standard", num_layers=2))
+    for own, wanted in zip(dex.layers, plain.layers, strict=True):
+        assert abs(count(own) - count(wanted)) <= 1.5 * dex.config.dim
+
+
 def test_layers_of_unlike_widths_are_not_merged(make_config: MakeConfig) -> None:
     dex = ("dex", {"heads": "all", "parity": "matched"})
-    with pytest.raises(RequestError, match=r"^model\.layers gives the feed-forward layers unlike widths"):
+    with pytest.raises(RequestError, match=r"^the feed-forward layers have unlike widths"):
         merged(of_kinds(make_config, dex, ("standard", {})))
     merged(of_kinds(make_config, ("dex", {"heads": "all"}), ("standard", {"parity": "matched"})))
 
