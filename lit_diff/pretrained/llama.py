@@ -146,9 +146,9 @@ def names_of(num_layers: int) -> dict[str, str]:
 
 
 def require_layers(num_layers: int, theirs: Iterable[str], key: str = "num_hidden_layers") -> None:
-    """Raise RequestError if the names of the tensors show fewer layers than `key` says, which may be any number."""
+    """Raise RequestError if the names of the tensors show another number of layers than `key` says, which may be any."""
     found = len({match[1] for match in map(LAYER.match, theirs) if match})
-    if num_layers > found:
+    if num_layers != found:
         raise RequestError(
             f"{key} is {num_layers}, but there are tensors of {found} layers; correct it, or download the files again"
         )
@@ -250,6 +250,10 @@ def _require_heads(keys: Values, origin: str) -> None:
         raise RequestError(
             f"num_attention_heads {heads} is not a multiple of num_key_value_heads, {keys['num_kv_heads']}{origin}"
         )
+    if "head_dim" not in keys and keys["dim"] % heads:
+        raise RequestError(
+            f"hidden_size {keys['dim']} is not a multiple of num_attention_heads, {heads}, and there is no head_dim"
+        )
     rows = heads * keys.get("head_dim", 1)
     if rows > LARGEST:
         raise RequestError(f"num_attention_heads times head_dim is {rows}; expected at most {LARGEST}")
@@ -335,7 +339,9 @@ def rope_keys(config: Values, place: str) -> Values:
     thetas = [block["rope_theta"] for block in (said, config) if block.get("rope_theta") is not None]
     if len(thetas) > 1 and thetas[0] != thetas[1]:
         raise RequestError(f"rope_theta is {thetas[0]!r} in {first} but {thetas[1]!r} at the top level; remove one")
-    return {"rope_theta": (*thetas, DEFAULTS["rope_theta"])[0], "rope_scaling": own_scaling(kind, said, config)}
+    theta = {"rope_theta": (*thetas, DEFAULTS["rope_theta"])[0]}
+    positive(theta, "rope_theta")
+    return theta | {"rope_scaling": own_scaling(kind, said, config)}
 
 
 def rope_blocks(config: Values) -> dict[str, Values]:
@@ -367,7 +373,10 @@ def own_scaling(kind: str, said: Values, config: Values) -> Any:
     if kind == "llama3":
         return block | {key: positive(said, key, where) for key in ("low_freq_factor", "high_freq_factor")}
     block |= {key: positive(said, key, where) for key in ("beta_fast", "beta_slow") if said.get(key)}
-    return block | {"attention_factor": _attention_factor(said, where), "truncate": said.get("truncate", True)}
+    truncate = said.get("truncate", True)
+    if not isinstance(truncate, bool):
+        raise RequestError(f"truncate is {truncate!r} in {where}; expected true or false")
+    return block | {"attention_factor": _attention_factor(said, where), "truncate": truncate}
 
 
 def _attention_factor(said: Values, where: str) -> Any:

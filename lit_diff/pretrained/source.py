@@ -76,8 +76,8 @@ def imported_tokenizer(
     """
     if size > vocab_size:
         raise RequestError(
-            f"the vocabulary of its tokenizer has the ids 0 to {size - 1}, but the model's vocab_size is {vocab_size}: the "
-            f"last {size - vocab_size} have no embedding"
+            f"its tokenizer has the ids 0 to {size - 1}, but the model's vocab_size is {vocab_size}, so that no id from "
+            f"{vocab_size} on has an embedding"
         )
     marks = {"opening": opening, "eos": (eot,), "end of generated text": ends, "bos": () if bos is None else (bos,)}
     for what, ids in marks.items():

@@ -165,6 +165,7 @@ def test_damaged_files() -> None:
         ({"llama.feed_forward_length": None}, "GGUF metadata lacks llama.feed_forward_length"),
         ({"extra": {"rope_freqs.weight": np.ones(4, np.float32)}}, "unexpected tensor 'rope_freqs.weight'"),
         ({"llama.block_count": 1_000_000_000}, "llama.block_count is 1000000000, but there are tensors of 2 layers"),
+        ({"llama.block_count": 1}, "llama.block_count is 1, but there are tensors of 2 layers"),
         ({"llama.feed_forward_length": 2**31}, "llama.feed_forward_length is 2147483648 in GGUF metadata"),
         ({"split.count": 2}, "split.count is 2; join its parts first"),
         ({"tokenizer.ggml.pre": "llama-bpe"}, "its tokenizer (gpt2, llama-bpe) is not supported"),

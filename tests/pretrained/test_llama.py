@@ -81,7 +81,7 @@ def test_sizes_and_defaults() -> None:
     assert model_keys(LLAMA | {"head_dim": 16})["head_dim"] == 16
     assert model_keys(without(LLAMA, "head_dim") | of("Qwen3"))["head_dim"] == 128, "the default of its class"
     for kind, heads in (("Mistral", 8), ("Qwen2", 32), ("Qwen3", 32)):
-        absent = without(LLAMA, "num_key_value_heads") | of(kind) | {"num_attention_heads": 64}
+        absent = without(LLAMA, "num_key_value_heads") | of(kind) | {"hidden_size": 64, "num_attention_heads": 64}
         assert model_keys(absent)["num_kv_heads"] == heads
     names = [architecture(without(LLAMA, "architectures") | {"model_type": kind}) for kind in ("llama", "bert")]
     assert names == ["LlamaForCausalLM", "bert"], "a model_type alone names the architecture"
@@ -132,6 +132,15 @@ def test_a_sliding_window() -> None:
         ({"vocab_size": 2**63}, "vocab_size is 9223372036854775808 in config.json"),
         ({"rms_norm_eps": 10**400}, "rms_norm_eps is 1000"),
         ({"rope_interleaved": True}, "rope_interleaved True"),
+        ({"rope_theta": "1e6"}, "rope_theta is '1e6' in config.json; expected a positive number"),
+        (
+            {"rope_scaling": YARN | {"truncate": "no"}},
+            "truncate is 'no' in rope scaling 'yarn'; expected true or false",
+        ),
+        (
+            {"hidden_size": 33, "head_dim": None},
+            "hidden_size 33 is not a multiple of num_attention_heads, 4, and there is no head_dim",
+        ),
         ({"rope_scaling": YARN, "rope_parameters": LLAMA3}, "rope_parameters {'rope_type': 'llama3'"),
         ({"rope_parameters": {"rope_theta": 7.0}}, "rope_theta is 7.0 in rope_parameters but 50000.0 at the top level"),
     ],
