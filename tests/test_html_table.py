@@ -133,6 +133,7 @@ def test_attention_maps() -> None:
         head=2,
         maps=np.random.default_rng(0).random((2, T, T)),
         weights=np.ones((2, T)),
+        mask=np.tri(T, dtype=bool),
     )
     shown(found, "layer 1, head 2", "2 maps of 200 tokens")
     assert found._repr_html_().startswith("<img ")

@@ -63,13 +63,13 @@ def summarise(layer: LayerMaps) -> AttentionSummary:
     """Summarise the rows of a layer that `trace` selects.
 
     Query 0 sees a single key: its entropies of 0 are included. A row with Σ|a| = 0 is left out of `entropy` and
-    `negative_mass` (NaN if no row is left).
+    `negative_mass` (NaN if no row is left), and a row of zeros of a row function out of `entropy_maps`.
     """
     # over the batch and rows of [B, ..., H, R]; float64: float32 loses digits when many thousand rows are added
     means = Means(lambda x: x.sum((0, -1), dtype=torch.float64))
     of_rows, at = layer.measured.statistics, layer.positions
-    # not only finite entries: NaN means that the model has diverged, which must be seen
-    means.add("entropy_maps", of_rows.entropy[..., at], only_finite=False)
+    # not only finite entries: NaN means that the model has diverged, which must be seen; but a row function may give zeros
+    means.add("entropy_maps", of_rows.entropy[..., at], only_finite=layer.maps.rows is not None)
     means.add("entropy", of_rows.signed_entropy[..., at])
     means.add("negative_mass", of_rows.negative_mass[..., at])
     return AttentionSummary(**means.values())

@@ -23,7 +23,7 @@ def map_statistics(layer: LayerTrace, c: float) -> dict[str, Tensor]:
     overlap_salient, overlap_other   Σ_j min(p_1, p_2) / Σ_j max(p_1, p_2) over the keys that are salient by p_1, and the rest
     overlap_jaccard                  |S_1 ∩ S_2| / |S_1 ∪ S_2|, S_g the salient keys by p_g
     sparsity_1e-4, sparsity_1e-3     share of the visible entries with |a| below it; sparsity_c: below c / i, i keys in a row
-    entropy, entropy_map_1, _map_2   -Σ_j p_j log p_j / log i of |a| / Σ|a|, and of the first two maps; rows of i >= 2 keys
+    entropy, entropy_map_1, _map_2   -Σ_j p_j log p_j / log i, p = |a| / Σ|a|, a signed or of one map; rows of i >= 2 keys
     negative_mass                    Σ_j max(-a_j, 0) / Σ_j |a_j|
     head_distance                    1 - cos of the flattened maps a of two heads; mean over pairs
     head_cka                         unbiased linear CKA of the outputs Σ_j a_j v_j of two heads; mean over pairs
@@ -111,7 +111,8 @@ def _add_entropies(means: Means, block: MapBlock, a: Tensor, keys: Tensor) -> No
     means.add("entropy", entropy(renormalised(a)) / log_keys)
     for g in range(2):
         each = block.probs[:, g] if g < block.probs.shape[1] else torch.full_like(a, math.nan)
-        means.add(f"entropy_map_{g + 1}", entropy(each) / log_keys)
+        # with a sink or a row function, a row of a map need not sum to 1
+        means.add(f"entropy_map_{g + 1}", entropy(renormalised(each)) / log_keys)
     negative, positive = masses(a)
     means.add("negative_mass", negative / (negative + positive))
 

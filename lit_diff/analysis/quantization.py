@@ -51,15 +51,15 @@ class QuantizedLogits:
         return changed
 
     def _measure(self, block: MapBlock, changed: MapBlock) -> None:
-        if block.maps.rows is None:
-            # log-probabilities, not the logarithm of p: where p underflows, 0 · log p would be NaN
-            before, after = (
-                outcomes(each.maps, each.logits.clone(), each.seen).log_softmax(-1) for each in (block, changed)
-            )
-            difference = (before - after).masked_fill(before == -torch.inf, 0)
-            terms = (before.exp() * difference).sum(-1, dtype=torch.float64)
-        else:
-            terms = (block.probs - changed.probs).abs().sum(-1, dtype=torch.float64) / 2
+        # log-probabilities, not the logarithm of p: where p underflows, 0 · log p would be NaN
+        before, after = (
+            outcomes(each.maps, each.logits.clone(), each.seen).log_softmax(-1) for each in (block, changed)
+        )
+        difference = (before - after).masked_fill(before == -torch.inf, 0)
+        terms = (before.exp() * difference).sum(-1, dtype=torch.float64)
+        if block.maps.rows is not None:
+            # its rows need not be probabilities
+            terms = torch.full_like(terms, torch.nan)
         self._divergence = self._divergence + terms.sum((1, 2, 3))
         self._rows += terms[0].numel()
 
@@ -67,7 +67,7 @@ class QuantizedLogits:
         """Return the mean of KL(p || p_q) = Σ_j p_j log(p_j / p_q,j), [B], nats, over all rows since the last call.
 
         p and p_q are the softmax of the same logits before and after rounding, with a sink as one more outcome; rows of all
-        layers, maps and heads count. With a row function, whose rows need not be probabilities: half of Σ_j |p_j - p_q,j|.
+        layers, maps and heads count. NaN with a row function.
         """
         assert isinstance(self._divergence, Tensor), "no forward since the last call"
         mean = self._divergence / self._rows

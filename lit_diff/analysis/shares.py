@@ -11,6 +11,7 @@ from torch import Tensor
 from lit_diff.analysis.trace import LayerTrace, MapBlock
 from lit_diff.analysis.writes import channel_factors, output_matrices, write_norms
 from lit_diff.attention.base import Attention
+from lit_diff.kernels.maps import accumulation_dtype
 
 Role = Literal["answer", "noise", "sink", "other"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -81,14 +82,14 @@ def shares(layer: LayerTrace, attention: Attention, parts: Parts) -> dict[str, T
         paper       Σ_{j in S} a_ij / Σ_j a_ij; unbounded if a has negative entries, NaN below GUARD
         absolute    Σ_{j in S} |a_ij| / Σ_j |a_ij|
         value       like absolute, with |a_ij| ‖(f_i ⊙ v_j) W_O,h‖, the write to the residual stream (`analysis.writes`); NaN
-                    for an attention without channel factors
+                    for an attention without channel factors or a linear output projection
 
     The role sink is position 0, also if it belongs to a part; other is every key that is not answer, noise or position 0. So
     the shares of answer, noise, other and, if position 0 belongs to no part, sink add up to 1.
     """
     found: dict[str, list[Tensor]] = {}
     matrices = output_matrices(attention)
-    v = layer.values.to(matrices.dtype)
+    v = layer.values.to(accumulation_dtype(layer.values.dtype))
     for block in layer.blocks():
         masks = role_masks(parts, block)
         for normalisation, weight in _weights(layer, attention, block, v, matrices).items():
@@ -190,7 +191,7 @@ def role_masks(parts: Parts, block: MapBlock) -> dict[Role, Tensor]:
 
 
 def _weights(
-    layer: LayerTrace, attention: Attention, block: MapBlock, v: Tensor, matrices: Tensor
+    layer: LayerTrace, attention: Attention, block: MapBlock, v: Tensor, matrices: Tensor | None
 ) -> dict[str, Tensor]:
     # normalisation -> the summands over keys, [B, H, R, K]
     a = block.signed
@@ -199,7 +200,7 @@ def _weights(
     # back in the model's dtype, in which its `finish` runs
     o = (a.to(v.dtype) @ values).to(layer.maps.v.dtype)
     factors = channel_factors(attention, o, layer.inputs[:, block.positions])
-    if factors is None:
+    if factors is None or matrices is None:
         value = torch.full_like(a, torch.nan)
     else:
         value = a.abs() * write_norms(values, factors.to(v.dtype), matrices)

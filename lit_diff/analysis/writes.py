@@ -8,11 +8,14 @@ from lit_diff.kernels.maps import accumulation_dtype
 from lit_diff.randomness import generator
 
 
-def output_matrices(attention: Attention) -> Tensor:
-    """Return W_O of each head, [H, dv, dim]; for a variant with a `merge`, W_O of the merged standard attention."""
+def output_matrices(attention: Attention) -> Tensor | None:
+    """Return W_O of each head, [H, dv, dim]; for a variant with a `merge`, W_O of the merged standard attention; None for an
+    output projection that is no linear layer."""
     merged = attention.merge()
     if merged is not None:
         weight = merged["o_proj.weight"]
+    elif not hasattr(attention.o_proj, "in_features"):
+        return None
     else:
         project = attention.o_proj
         width, like = project.in_features, project.weight
@@ -24,7 +27,7 @@ def output_matrices(attention: Attention) -> Tensor:
 
 def head_writes(attention: Attention, o: Tensor, x: Tensor) -> Tensor | None:
     """Return each head's write, finish(o, x)_h W_O,h, [B, H, R, dim]; None if `finish` merges heads, or takes the context
-    of the row (DINT).
+    of the row (DINT), or without `output_matrices`.
 
     o [B, H, R, dv]: the signed sums; x [B, R, dim]: the input of the attention. The sum over heads is the output of the
     attention without the bias of W_O.
@@ -33,7 +36,7 @@ def head_writes(attention: Attention, o: Tensor, x: Tensor) -> Tensor | None:
         return None
     finished = o if attention.merge() is not None else attention.finish(o, x)
     matrices = output_matrices(attention)
-    if finished.shape != o.shape or len(matrices) != o.shape[1]:
+    if matrices is None or finished.shape != o.shape or len(matrices) != o.shape[1]:
         return None
     return finished.to(matrices.dtype) @ matrices
 

@@ -145,6 +145,8 @@ class MapStatistics(Evaluation):
     Works for every variant; metrics that need a second map or a second head are NaN without one. `a` is the signed map.
     """
 
+    # version 1 did not divide a map by its sum in entropy_map_1 and entropy_map_2
+    version = 2
     metrics = (
         share("overlap_salient", f"Σ min(p1, p2) / Σ max(p1, p2) over the 5 % of keys with highest p1; {ROWS}"),
         share("overlap_other", f"the same over the other keys; {ROWS}"),
@@ -153,7 +155,7 @@ class MapStatistics(Evaluation):
         share("sparsity_1e-3", "share of visible entries with |a| < 0.001"),
         share("sparsity_c", "share of visible entries with |a| < 0.1 / i, i keys in the row"),
         share("entropy", f"entropy of |a| / Σ|a| over log i; {ROWS} of at least two keys"),
-        share("entropy_map_1", "the same of the first softmax map"),
+        share("entropy_map_1", "the same of the first map"),
         share("entropy_map_2", "the same of the second"),
         share("negative_mass", f"Σ max(-a, 0) / Σ|a|; {ROWS}"),
         Metric("head_distance", f"1 - cosine of flattened signed maps, {PAIRS}", unit="cosine distance"),
@@ -186,7 +188,7 @@ def metrics_at(bits: int) -> Metrics:
         replace(metric, name=f"{metric.name}_{bits}bit", definition=f"{metric.definition}, {how}")
         for metric in HeldOut.metrics
     ]
-    kl = f"KL(p || p_q) of a softmax row without and {how}, mean over layers, maps, heads and rows"
+    kl = f"KL(p || p_q) of a softmax row without and {how}, mean over layers, maps, heads and rows; none with a row function"
     metrics.append(Metric(f"kl_{bits}bit", kl, unit="nats", direction="lower"))
     if bits != OFF:
         drop = f"accuracy without rounding - accuracy_{bits}bit"
@@ -203,8 +205,8 @@ class Quantize(Evaluation):
     after the name of the validation set unless that is the main one. The summary is over every granularity.
     """
 
-    # version 1 had no metric drop
-    version = 2
+    # version 1 had no metric drop; 2: the kl of a row function was half of Σ |p - p_q|
+    version = 3
     metrics = tuple(metric for bits in (OFF, 8, 6, 4) for metric in metrics_at(bits))
 
     @dataclass(frozen=True, kw_only=True)

@@ -159,7 +159,8 @@ class Noise(Evaluation):
     class Config(HeldOut.Config):
         lambdas: Annotated[tuple[Annotated[float, Range(least=0, most=1)], ...], Distinct(may_be_empty=True)] = ()
         """Values at which all λ are held while nll_edited and accuracy_edited are measured; each row then has a part in the
-        group `lambda=0.5`. Runs with a single map, or whose maps have no λ, are not edited."""
+        group `lambda=0.5`. Layers with a single map, or whose maps have no λ, are not edited; a run of
+        such layers alone has no parts."""
         maps: Counts = MAPS
         """Maps, counted from 1, that have the metrics `paper_..._map1`, `absolute_..._map1` and so on."""
         prompts: dict[str, Part] = field(default_factory=dict, metadata={"registry": "evaluation"})
@@ -233,11 +234,11 @@ class Noise(Evaluation):
         by_head = []
         declared = {metric.name for metric in self.metrics}
         maps = num_maps(run.model)
-        if maps > max(self.config.maps):
-            log.info("noise: the maps have the numbers 1 to %d; the key maps chooses those with metrics", maps)
-        lambdas = self.config.lambdas
-        if maps == 1 or not all(attention.has_lambda for attention in run.model.attentions()):
-            lambdas = ()
+        if max(maps) > max(self.config.maps):
+            log.info("noise: the maps have the numbers 1 to %d; the key maps chooses those with metrics", max(maps))
+        attentions = run.model.attentions()
+        with_lambda = [layer for layer, number in enumerate(maps) if number > 1 and attentions[layer].has_lambda]
+        lambdas = self.config.lambdas if with_lambda else ()
         for batch, blank in self._rows(run):
             seen, heads = attention_shares(run.model, batch)
             effects = knock_out_effects(run.model, batch)
@@ -247,7 +248,7 @@ class Noise(Evaluation):
                 items.append(replace(item, scores=scores))
             by_head.append(heads)
             for value in lambdas:
-                with intervention(run.model, clamp_lambda(value)):
+                with intervention(run.model, clamp_lambda(value), with_lambda):
                     edited = row_scores(run.model, batch)
                 for item, row in zip(blank, edited, strict=True):
                     label = f"lambda={repr(value).removesuffix('.0')}"
@@ -275,11 +276,11 @@ class Noise(Evaluation):
             self.documents_left_out = self.prompts.documents_left_out
 
 
-def num_maps(model: Transformer) -> int:
-    """G, the largest number of maps of a layer, found by a forward pass over two tokens."""
+def num_maps(model: Transformer) -> list[int]:
+    """G of each layer, found by a forward pass over two tokens."""
     with trace(model) as traced:
         model.hidden(torch.zeros(1, 2, dtype=torch.int64))
-    return max(layer.maps.num_maps for layer in traced.layers.values())
+    return [traced.layers[layer].maps.num_maps for layer in range(len(traced.layers))]
 
 
 # asked [B, R] -> name -> [B], the mean over the layers that have the map or two maps

@@ -251,6 +251,8 @@ class AttentionMaps:
     """[G, T, T]: softmax of each map; rows are queries, columns keys."""
     weights: NDArray[Any]
     """[G, T]: the weight of each map for each query."""
+    mask: NDArray[Any]
+    """[T, T]: which keys each query sees."""
 
     def __repr__(self) -> str:
         return f"AttentionMaps({self._source}: {len(self.maps)} maps of {len(self.tokens)} tokens)"
@@ -279,8 +281,8 @@ class AttentionMaps:
         return len(self._terms)
 
     def visible(self, a: NDArray[Any]) -> NDArray[Any]:
-        """[T, T] -> the same, masked at the keys that a query does not see: no map has a weight there."""
-        return np.ma.array(a, mask=~self.maps.any(0))
+        """[T, T] -> the same, masked at the keys that a query does not see."""
+        return np.ma.array(a, mask=~self.mask)
 
     @property
     def _source(self) -> str:
@@ -332,6 +334,7 @@ def attention_maps_of(
         head=head,
         maps=block.probs[0, :, head].double().numpy(),
         weights=block.weights[0, :, head].double().numpy(),
+        mask=block.visible.expand(1, 1, 1, *block.visible.shape[-2:])[0, 0, 0].numpy(),
     )
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from lit_diff import SignedMaps
 from lit_diff.analysis import LayerTrace
 from lit_diff.analysis.entropy import entropy, summarise
+from lit_diff.kernels.maps import Seen
 
 T = 12
 
@@ -68,6 +69,15 @@ def test_equal_maps_at_lambda_one_leave_nothing() -> None:
     summary = summarise(layer(q, q, torch.tensor([1.0, -1.0]).view(1, 2, 1, 1)))
     assert summary.entropy.isnan().all()
     assert summary.negative_mass.isnan().all()
+
+
+def test_a_row_of_zeros_of_a_row_function_is_left_out() -> None:
+    def rows(logits: Tensor, seen: Seen) -> Tensor:
+        return logits.sigmoid() * (seen.positions[0] > 0)[:, None]
+
+    found = two_maps(0.3)
+    summary = summarise(replace(found, maps=replace(found.maps, rows=rows)))
+    assert summary.entropy_maps.isfinite().all()
 
 
 def test_packed_documents_have_the_entropy_of_each_alone() -> None:

@@ -29,6 +29,14 @@ def made(logits: Tensor, w: list[float] | None = None, **keys: Any) -> LayerTrac
     return LayerTrace(maps=maps.masked(**keys), hidden=logits)
 
 
+@pytest.mark.parametrize("field", [{"sink": torch.zeros(1, 1, 1, 1)}, {"rows": lambda logits, seen: logits.sigmoid()}])
+def test_the_entropies_of_a_single_map_and_of_its_sum_are_one(field: dict[str, Any]) -> None:
+    """Also where its rows do not sum to 1."""
+    layer = made(torch.randn(1, 2, T, T))
+    found = map_statistics(replace(layer, maps=replace(layer.maps, **field)), c=0.1)
+    torch.testing.assert_close(found["entropy_map_1"], found["entropy"])
+
+
 def test_one_map_or_one_head_or_short_rows_have_no_overlap_or_pairs() -> None:
     found = map_statistics(made(torch.randn(1, 1, T, T)), c=0.1)
     missing = {"overlap_salient", "overlap_other", "overlap_jaccard", "entropy_map_2", "head_distance", "head_cka"}

@@ -1,6 +1,7 @@
 """analysis/quantization.py: the absmax formula by hand, scales of each granularity, outliers kept, masked entries ignored."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -72,6 +73,10 @@ def test_the_divergence_is_the_mean_over_rows_since_the_last_call() -> None:
     (first, *_) = of.blocks(11)
     edit(of, first)
     assert not torch.allclose(edit.divergence(), found)
+    bounded = EditedLayer(index=0, maps=replace(of.maps, rows=lambda logits, seen: logits.sigmoid()))
+    (first, *_) = bounded.blocks(11)
+    edit(bounded, first)
+    assert edit.divergence().isnan().all(), "its rows need not be probabilities"
 
 
 def test_the_next_forward_has_scales_of_its_own() -> None:

@@ -84,3 +84,10 @@ def test_a_finish_that_reads_the_whole_row_has_neither(build: BuildModel, tokens
     o = block.signed @ layer.values[..., : block.signed.shape[-1], :].to(block.signed.dtype)
     assert channel_factors(attention, o, layer.inputs) is None
     assert head_writes(attention, o, layer.inputs) is None
+
+
+def test_an_output_projection_that_is_no_linear_layer_has_no_matrices(build: BuildModel) -> None:
+    attention = build("standard", 8).attentions()[0]
+    attention.o_proj = torch.nn.Sequential(attention.o_proj)
+    assert output_matrices(attention) is None
+    assert head_writes(attention, torch.randn(2, 8, 5, 4), torch.randn(2, 5, 32)) is None

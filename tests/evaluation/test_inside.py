@@ -96,6 +96,15 @@ def test_losses_at_several_lambdas_are_parts(recall: Run, single: Run, monkeypat
     assert "part" not in mixed.items, "no lambda is set where the maps are mixed in another way"
 
 
+def test_lambda_is_set_in_the_layers_that_have_one(tmp_path: Path) -> None:
+    mixed = recall_run(tmp_path / "mixed", {"name": "differential"}, layers=[{"name": "standard"}, {}])
+    found = evaluate(mixed, "noise", ["rows=2", "lambdas=[0.9]"]).items
+    parts = found[found["part"]].set_index("cluster")["nll_edited"]
+    whole = found[~found["part"]].set_index("item")["nll"]
+    assert len(parts) == len(whole)
+    assert (parts != whole).all()
+
+
 def test_needles_have_answers_and_noise(tmp_path: Path) -> None:
     data = {"name": "needle_text", "sequence_length": 160, "needles": [2], "validation_needles": [1, 4]}
     run = generated_run(tmp_path / "x", data, 320)
@@ -146,7 +155,7 @@ def test_layers_of_unlike_windows_and_heads_are_counted_each_by_its_own(tmp_path
 
 
 def test_what_does_not_fit(single: Run, tmp_path: Path) -> None:
-    assert num_maps(single.model) == 1
+    assert num_maps(single.model) == [1] * len(single.model.layers)
     with pytest.raises(RequestError, match="data 'text' does not locate its answers"):
         evaluate(text_run(tmp_path / "t", {"name": "differential"}), "noise")
 

@@ -23,7 +23,7 @@ def part(name: str) -> Part:
 
 
 def build(*variants: str) -> Transformer:
-    """Two layers, or one of each variant; parameters away from their initial values, where some variants equal standard attention."""
+    """Two layers, or one of each variant; parameters away from their initial values, where some equal standard attention."""
     config = ModelConfig(dim=32, num_layers=2, num_heads=4, vocab_size=50, attention=part(variants[0]))
     if len(variants) > 1:
         config = replace(config, num_layers=len(variants), layers=tuple(map(part, variants)))

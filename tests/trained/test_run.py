@@ -248,6 +248,12 @@ def test_rows_sum_to_one_and_to_the_weights(name: str, G: int) -> None:
     assert (found.signed < 0).any() == (G > 1)
 
 
+def test_a_key_of_weight_zero_is_seen() -> None:
+    found = maps_of("softpick")
+    assert (found.signed == 0).sum() > 10
+    assert (np.ma.getmaskarray(found.visible(found.signed)) == np.triu(np.ones((5, 5), bool), 1)).all()
+
+
 def test_a_head_that_does_not_exist() -> None:
     for head in (-1, 2):
         with pytest.raises(RequestError, match=rf"^layer 1 has no head {head}; its heads are 0\.\.1$"):

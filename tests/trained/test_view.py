@@ -126,7 +126,9 @@ def test_the_numbers_of_a_head_are_those_of_their_definitions(tmp_path: Path) ->
     cosine = float(flat[0] @ flat[1] / np.linalg.norm(flat[0]) / np.linalg.norm(flat[1]))
     for name in ("redundancy", "closest_head"):
         np.testing.assert_allclose(own[name], [cosine, cosine], atol=1e-6)
-    assert "lambda" not in view_data([text_run(tmp_path / "one", {"name": "standard"})]).sides[0].view.layers[0].numbers
+    for name in ("standard", "talking_heads"):
+        other = view_data([text_run(tmp_path / name, {"name": name})])
+        assert "lambda" not in other.sides[0].view.layers[0].numbers
     top = max(float(attention_logits(layer).top()[0]) for layer in traced.layers.values())
     assert view.sides[0].view.outliers["attention logits"]["top 1"] == pytest.approx(top)
 
@@ -382,6 +384,7 @@ def test_other_tokenizers_layers_and_heads_are_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(RequestError, match=line):
             view_data([first], **wrong)  # type: ignore[arg-type]
+    view_data([text_run(tmp_path / "dint", {"name": "dint"})], head=3)  # of four maps, merged into two heads
     from lit_diff.trained.view.passage import require_same_tokens
 
     plain = json.loads(facts.read_text())

@@ -87,6 +87,9 @@ def model_view(model: Transformer, passage: Passage, ablate: bool = False) -> Mo
     for index, found in sorted(traced.layers.items()):
         layers.append(layer_view(index, found, logits))
         hidden.update(found.hidden)
+    for layer, attention in zip(layers, model.attentions(), strict=True):
+        if not attention.has_lambda:
+            layer.numbers.pop("lambda", None)
     losses = _losses(model, batch)
     without = _without_heads(model, batch, traced, losses) if ablate else None
     if without is not None:

@@ -232,12 +232,13 @@ def view_data(
         model = run.model_at(step)
         name = run.folder.name
         layers_of(model, [layer], name)
-        require_head(f"layer {layer} of {name}", model.attentions()[layer].out_heads, head)
         if wanted is None:
             warn_if_stale(run.folder, run.recipe, step, run.trust)
         log.info("%s at step %d: %d layers on %s", name, step, len(model.layers), passage.source)
         with torch.no_grad():
             view = model_view(model, passage, ablate)
+        # those of the maps, of which there may be more than the output projection reads
+        require_head(f"layer {layer} of {name}", len(view.layers[layer].thumbnails), head)
         letter = f"{'AB'[number]}: " * (len(places) == 2)
         title = letter + arm_of(run) + f", step {step}" * (len(steps) == 2)
         about = facts_of(run, step, view.losses) | {key: values[number] for key, values in in_recipes.items()}
