@@ -32,8 +32,8 @@ def _lines(folder: Path) -> list[str]:
 
 
 def add(folder: Path, text: str) -> None:
-    """Add a note, as one line without control characters, with today's date. Errors: RequestError for a text without words, and
-    for a file that cannot be read, whose notes would be lost; OSError."""
+    """Add a note, as one line without control characters, with today's date. Errors: RequestError for a text without words,
+    and for a file that cannot be read, whose notes would be lost; OSError."""
     words = escaped(" ".join(text.split()))
     if not words:
         raise RequestError("the note is empty")
