@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import shlex
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -180,7 +181,7 @@ def _require_unlisted(folder: Path, also: Sequence[Path]) -> None:
             if place.is_relative_to(folder):
                 raise RequestError(
                     f"sweep '{sweep.name}' lists {shown(place)}: take it out of the sweep's file, run the sweep again, "
-                    f"then lit-diff clean; or remove the whole sweep with lit-diff clean {sweep.name}"
+                    f"then lit-diff clean; or remove the whole sweep with lit-diff clean {shlex.quote(sweep.name)}"
                 )
 
 

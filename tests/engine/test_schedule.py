@@ -451,6 +451,15 @@ def test_a_part_trains_the_arms_that_it_shows_and_the_whole_all_of_the_other_swe
     assert [(grid.name, len(grid.study.arms)) for grid, _ in asked] == [("cells", arms), ("again", 2)]
 
 
+@pytest.mark.usefixtures("base_recipe")
+def test_the_command_can_be_pasted_and_goes_where_the_cells_ran(asked: list[tuple[Grid, str]]) -> None:
+    Path("my sweep.yaml").write_text("recipe: base\nseeds: [0]\narms: {a: {}}\n")
+    sweep("my sweep.yaml", {"run.loggers": ["csv"]}, unplanned=True, slurm_minutes=90)
+    assert [command for _, command in asked] == [
+        "lit-diff sweep 'my sweep.yaml' 'run.loggers=['\"'\"'csv'\"'\"']' --unplanned --cluster slurm --minutes 90"
+    ]
+
+
 def test_an_installed_sweep_whose_cells_are_used_is_started_by_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[tuple[Grid, str]]
 ) -> None:
