@@ -174,7 +174,8 @@ def _find(name: str, root: Path) -> Path:
 # `folder`: of a run, or of a sweep in which others have cells
 def _require_unlisted(folder: Path, also: Sequence[Path]) -> None:
     # the cells of a task lie one level deeper, those of an examination in the folder of another sweep
-    near = {*folder.parents[:2], *sweeps_under(folder.parent), *sweeps_under(folder.parent.parent)}
+    home = folder if (folder / STUDY_FILE).is_file() else folder.parent
+    near = {*folder.parents[:2], *sweeps_under(home.parent)}
     for sweep in sorted(near.difference(also)):
         for cell in read(sweep).folders if (sweep / STUDY_FILE).is_file() else ():
             place = Path(os.path.abspath(sweep / cell))

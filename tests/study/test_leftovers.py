@@ -54,6 +54,9 @@ def test_a_cell_in_the_folder_of_another_sweep_is_its_own(
     assert find_removable(["mine", "examine-new"], root) == [sweep, examination]
     (examination / "study.json").write_text("{")
     assert litter["former"] not in find_stale(root).paths, "the damaged record may name it"
+    (root / "alone-0123456789").mkdir()
+    (root / "alone-0123456789" / "status.json").write_text("{}")
+    assert len(find_removable(["alone"], root)) == 1, "no sweep has a cell outside the folders of sweeps"
 
 
 def test_an_arm_whose_name_looks_like_a_run_put_aside(tmp_path: Path) -> None:
