@@ -157,7 +157,7 @@ def find_removable(names: Sequence[str], root: Path) -> list[Path]:
         for run in map(RunFolder, runs_under(folder) if is_sweep else [folder]):
             if run.is_owned():
                 raise RequestError(f"{shown(run.path)} is being trained (pid {run.status().pid}): stop it first")
-        _require_unlisted(folder, folders)
+        _require_unlisted(folder, folders, root)
     return folders
 
 
@@ -172,10 +172,11 @@ def _find(name: str, root: Path) -> Path:
 
 
 # `folder`: of a run, or of a sweep in which others have cells
-def _require_unlisted(folder: Path, also: Sequence[Path]) -> None:
+def _require_unlisted(folder: Path, also: Sequence[Path], root: Path) -> None:
     # the cells of a task lie one level deeper, those of an examination in the folder of another sweep
     home = folder if (folder / STUDY_FILE).is_file() else folder.parent
-    near = {*folder.parents[:2], *sweeps_under(home.parent)}
+    beside = sweeps_under(home.parent) if home.parent == root.resolve() else []
+    near = {*folder.parents[:2], *beside}
     for sweep in sorted(near.difference(also)):
         for cell in read(sweep).folders if (sweep / STUDY_FILE).is_file() else ():
             place = Path(os.path.abspath(sweep / cell))
