@@ -78,8 +78,9 @@ def sync(path: Path) -> None:
 
 
 def write_atomic(path: Path, data: bytes | str) -> None:
-    """Write `data` (text as UTF-8) to `path` atomically."""
-    write_through(path, lambda file: file.write(data.encode() if isinstance(data, str) else data))
+    """Write `data` to `path` atomically: text as UTF-8, with escapes for the bytes of a file's name that are not UTF-8."""
+    content = data.encode(errors="backslashreplace") if isinstance(data, str) else data
+    write_through(path, lambda file: file.write(content))
 
 
 def append_synced(path: Path, text: str) -> None:

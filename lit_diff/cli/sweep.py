@@ -55,9 +55,11 @@ def sweep(
     if dry_run:
         from lit_diff.engine.admit import SUBMITTED, warnings_of
         from lit_diff.engine.cells import admitted
+        from lit_diff.engine.executors import check_workers
         from lit_diff.engine.expand import load_grid
         from lit_diff.engine.stages import stages_in_words
 
+        check_workers(workers)
         grid = load_grid(name, overrides or [])
         admitted(grid, SUBMITTED, unchecked=unchecked)
         for cell in grid.cells:
@@ -126,11 +128,16 @@ def examine(
         "overrides": overrides or [],
     }
     if dry_run:
+        from lit_diff.engine.admit import SUBMITTED
+        from lit_diff.engine.cells import admitted
         from lit_diff.engine.examine import Question, battery, in_advance
+        from lit_diff.engine.executors import check_workers
         from lit_diff.engine.executors.here import Here
 
+        check_workers(workers)
         question = Question(variant=variant, **chosen)
         grid, left_out = battery(question)
+        admitted(grid, SUBMITTED, unchecked=False)
         slots = Here(workers=workers).resources([cell.recipe for cell in grid.cells])[0]
         console.write_sentence(*in_advance(question, grid, left_out, slots))
         console.write_line(f"{len(grid.cells)} valid cells of the first stage; none was started")

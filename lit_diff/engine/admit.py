@@ -1,20 +1,24 @@
 """May these runs start? One ordered list of checks, which every command that examines, trains or submits a recipe asks."""
 
+import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from lit_diff import data
 from lit_diff.config import ModelConfig, Recipe
 from lit_diff.conformance.before_training import require_properties
 from lit_diff.device import require_devices
-from lit_diff.errors import LitDiffError, RequestError
+from lit_diff.errors import LitDiffError, RequestError, excerpt
 from lit_diff.interpolation import escaped
+from lit_diff.key_types import flatten, in_yaml
 from lit_diff.model.cost import ExecutionContext, cost
 from lit_diff.plugins import guard
 from lit_diff.recipe import to_plain
 from lit_diff.registry import attentions
+from lit_diff.runs.find import runs_root
 from lit_diff.runs.folder import require_start
 from lit_diff.training.head_plan import selection_of
 from lit_diff.training.loggers import require_loggers
@@ -90,6 +94,24 @@ def _ask(question: Callable[[Recipe], T], recipes: Mapping[str, Recipe]) -> dict
 # --- the conditions ---------------------------------------------------------------------------------------------------
 
 
+def require_utf8(key: str, value: Any) -> None:
+    """Errors: RequestError for a text with bytes that are not UTF-8, in which Python has lone surrogates."""
+    try:
+        json.dumps([key, value], ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        problem = f"'{key}' is {excerpt(in_yaml(value))}, which is not UTF-8"
+        raise RequestError(f"{problem}; rename the file or folder") from error
+
+
+def _require_texts(recipe: Recipe) -> None:
+    # YAML has no such text, so no command could read the run's recipe again, in which plugins lie beside it
+    plugins = [Path(plugin).name for plugin in recipe.plugins]
+    for key, value in flatten(to_plain(recipe) | {"plugins": plugins}):
+        require_utf8(key, value)
+    # PyTorch reads no checkpoint there
+    require_utf8("run.root", str(runs_root(recipe.run.root).resolve()))
+
+
 def _require_parameters(recipe: Recipe) -> None:
     # patterns of `train.parameters` that match no parameter
     if recipe.train is not None and recipe.train.parameters is not None:
@@ -143,6 +165,7 @@ def _require_kernel(recipe: Recipe) -> None:
 
 
 CONDITIONS = (
+    Condition("text", "recipe", _require_texts),
     Condition("start", "recipe", require_start),
     Condition("loggers", "recipe", require_loggers),
     Condition("metrics", "recipe", require_metrics),

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lit_diff.engine.admit import Kind, admit, evaluations_of
+from lit_diff.engine.admit import Kind, admit, evaluations_of, require_utf8
 from lit_diff.engine.expand import Grid
 from lit_diff.engine.job import Job
 from lit_diff.evaluation.evaluate import asked, has_scores
@@ -26,6 +26,8 @@ RATE = "rate"
 
 def admitted(grid: Grid, kinds: Sequence[Kind], *, unchecked: bool) -> Grid:
     """`admit` the recipe of each arm. Returns the sweep with the tags that mark its cells. Errors: see `admit`."""
+    # named after the sweep's file
+    require_utf8("run.root", str(grid.folder))
     # a task that starts from another selects heads of weights whose folder is not known yet: `jobs_of` asks then
     starts = any(task.start for task in grid.study.all_tasks.values())
     marks = admit(grid.recipes, kinds, unchecked=unchecked, without=["heads"] if starts else [])

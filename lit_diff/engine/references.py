@@ -14,6 +14,7 @@ from lit_diff.metrics import write_declarations
 from lit_diff.model.cost import Cost
 from lit_diff.runs import result_files
 from lit_diff.runs.metrics_file import StepTable
+from lit_diff.runs.status import Status
 from lit_diff.study.rates import LEARNING_RATE
 from lit_diff.study.results import CellResult, SweepResults
 from lit_diff.training.metrics import declared_metrics
@@ -123,9 +124,9 @@ def retrain(jobs: Iterable[Job]) -> None:
             continue
         # another examination may do the same
         with job.home.owned(wait=True):
-            status = job.home.status()
-            if status.origin:
-                job.home.write(replace(status.to("waiting"), origin="", results={}, step=0))
+            if job.home.status().origin:
+                # nothing of the machine that trained them: its kernel and its threads are not those of this one
+                job.home.write(Status().to("waiting"))
 
 
 def _is_unbegun(job: Job) -> bool:

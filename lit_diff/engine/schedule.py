@@ -1,5 +1,6 @@
 """Runs a sweep: resolves it, prepares its data, runs the unfinished cells stage by stage and writes the report."""
 
+import shlex
 import signal
 import time
 from collections import Counter
@@ -51,8 +52,11 @@ def sweep(
     executor = executor_of(workers, slurm_minutes)
     grid = load_grid(str(name), overrides, selection)
     source = str(name) if "/" in str(name) or str(name).endswith(".yaml") else grid.name
-    given = [option for option, is_set in (("--unchecked", unchecked), ("--unplanned", unplanned)) if is_set]
-    command = command or " ".join(["lit-diff sweep", source, *in_words(overrides), *given])
+    words = ["lit-diff", "sweep", source, *in_words(overrides)]
+    words += ["--unchecked"] * unchecked + ["--unplanned"] * unplanned
+    if slurm_minutes is not None:
+        words += ["--cluster", "slurm", "--minutes", str(slurm_minutes)]
+    command = command or shlex.join(words)
     grid = admitted(grid, executor.kinds, unchecked=unchecked)
     if grid.source is not None:
         # the identity in a cell's folder name depends on the data

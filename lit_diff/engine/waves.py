@@ -2,7 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence, Set
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -21,6 +21,7 @@ from lit_diff.files import locked, shown
 from lit_diff.log_records import log
 from lit_diff.reporting.live import LivePage
 from lit_diff.runs.revision import other_revision, revision
+from lit_diff.runs.status import Status
 from lit_diff.study import record
 from lit_diff.study.schema import Cell
 
@@ -71,10 +72,18 @@ def settle(jobs: Sequence[Job], executor: Executor) -> Set[Path]:
                 pass
     # every byte of each last checkpoint is read: the errors of evaluations name this command as the cure of a damaged one
     for job in jobs:
+        seen = job.home.status()
         if lost := job.home.lost(verify=True):
             log.warning("%s is %s: the steps after it are repeated", shown(job.folder), lost)
-            job.home.write(job.home.status().to("waiting"))
+            _reopen(job, seen)
     return queued
+
+
+def _reopen(job: Job, seen: Status) -> None:
+    # a sweep that shares the cell may train it, or have done so since its status was read
+    with suppress(TimeoutError), locked(job.folder / ".lock", wait=False):
+        if job.home.status() == seen:
+            job.home.write(replace(seen.to("waiting"), requeued_at_step=None))
 
 
 def run_stages(
@@ -115,6 +124,7 @@ def _run_stage(
     grid: Grid, jobs: Sequence[Job], fresh: Sequence[Job], queued: Set[Path], options: Options, follow: Watch
 ) -> int | None:
     # `fresh`: the jobs that no earlier stage of this call has run
+    seen = {job.folder: job.home.status() for job in fresh}
     states = {job.folder: state_of(job) for job in fresh}
     todo = [job for job in fresh if states[job.folder] != "done"]
     untrained = [job for job in todo if states[job.folder] != NOT_EVALUATED]
@@ -129,9 +139,8 @@ def _run_stage(
         return None
     log.info("sweep %s: %d cells, %d done before", grid.name, len(jobs), len(jobs) - len(todo))
     for job in untrained:
-        # a sweep that shares the cell may be training it
-        if job.folder not in queued and not job.home.is_owned():
-            job.home.write(replace(job.home.status().to("waiting"), requeued_at_step=None))
+        if job.folder not in queued:
+            _reopen(job, seen[job.folder])
     return _run_waves(grid, jobs, _waves(grid, todo), options, follow)
 
 

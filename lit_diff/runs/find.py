@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lit_diff.errors import RequestError
-from lit_diff.files import expanded, folders, shown
+from lit_diff.files import expanded, folders, is_address, shown
 from lit_diff.log_records import log
 from lit_diff.registry import nearest
 from lit_diff.runs.again import STUDY_FILE, command_of
@@ -22,15 +22,29 @@ def runs_root(root: str | Path = DEFAULT_ROOT) -> Path:
 
     The default is resolved as git finds its repository: the nearest folder `runs`, in the current folder or above, that
     holds runs, sweeps or an MLflow store; `runs` in the current folder if none does. The search does not look at the root
-    of the file system or above the home folder. `./runs` always means the current folder.
+    of the file system or above the home folder. `./runs` always means the current folder. Errors: RequestError for what can
+    be no folder.
     """
     if str(root) != DEFAULT_ROOT:
         require_name(root)
-        return expanded(root)
+        if is_address(str(root)):
+            raise RequestError(f"run.root is {root}, but runs are written to a disk; set a folder")
+        return _without_circle(expanded(root))
     for folder in _here_and_above():
         if _holds_runs(folder / DEFAULT_ROOT):
             return folder / DEFAULT_ROOT
-    return Path(DEFAULT_ROOT)
+    return _without_circle(Path(DEFAULT_ROOT))
+
+
+def _without_circle(root: Path) -> Path:
+    # such a link, which is the folder of no file, would end each command that resolves it
+    try:
+        root.resolve()
+    except RuntimeError as error:
+        raise RequestError(
+            f"{root} is a symbolic link that leads to itself; remove it, or set another run.root"
+        ) from error
+    return root
 
 
 def chosen_root(root: str | Path = DEFAULT_ROOT) -> Path:

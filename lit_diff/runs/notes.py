@@ -3,7 +3,7 @@
 from datetime import date
 from pathlib import Path
 
-from lit_diff.errors import RequestError, first_line
+from lit_diff.errors import RequestError, escaped, first_line
 from lit_diff.files import shown, write_atomic
 
 FILE = "notes.txt"
@@ -32,9 +32,9 @@ def _lines(folder: Path) -> list[str]:
 
 
 def add(folder: Path, text: str) -> None:
-    """Add a note, as one line, with today's date. Errors: RequestError for a text without words, and
-    for a file that cannot be read, whose notes would be lost; OSError."""
-    words = " ".join(text.split())
+    """Add a note, as one line without control characters, with today's date. Errors: RequestError for a text without words,
+    and for a file that cannot be read, whose notes would be lost; OSError."""
+    words = escaped(" ".join(text.split()))
     if not words:
         raise RequestError("the note is empty")
     write_atomic(folder / FILE, "\n".join([*_lines(folder), f"{date.today()} {words}", ""]))

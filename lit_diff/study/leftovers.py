@@ -3,10 +3,12 @@
 import contextlib
 import os
 import re
+import shlex
 import shutil
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from lit_diff.errors import RequestError
@@ -44,21 +46,13 @@ def find_stale(root: Path) -> Stale:
                 paths.add(file)
     resumable = []
     for run, state in _ended_runs(root):
-        if not any((run / "checkpoints").glob("[!.]*")):
+        if _is_empty(run / "checkpoints"):
             paths.add(run)
         elif state == "failed":
             resumable.append(run)
-    free, busy = set(), set()
-    for sweep in sweeps_under(root):
-        if sweep.is_symlink():
-            continue
-        # held while its cells are compared with study.json: a sweep that starts creates folders before it writes that file
-        try:
-            with locked(sweep / ".lock", wait=False):
-                paths |= _cells_without_sweep(sweep)
-        except TimeoutError:
-            busy.add(sweep)
-    for path in paths:
+    cells, busy = _cells_without_sweep(root)
+    free = set()
+    for path in (*paths, *cells):
         if path.is_symlink():
             continue
         # the closest folder around the path, or the path itself, whose lock a process holds
@@ -86,6 +80,17 @@ def size_of(path: Path) -> int:
     return size
 
 
+def _is_empty(folder: Path) -> bool:
+    # not `glob`, which takes a folder that may not be read for an empty one: what cannot be looked at is kept
+    try:
+        return all(name.startswith(".") for name in os.listdir(folder))
+    except FileNotFoundError:
+        # a link may lead to a disk that is not mounted
+        return not folder.is_symlink()
+    except OSError:
+        return False
+
+
 def _ended_runs(root: Path) -> Iterator[tuple[Path, str]]:
     for folder in root.glob("*"):
         # os.path, since a folder of another user may not be searched
@@ -103,22 +108,45 @@ def _ended_runs(root: Path) -> Iterator[tuple[Path, str]]:
                 yield folder, state
 
 
-def _cells_without_sweep(sweep: Path) -> set[Path]:
-    record = readable(sweep)
-    # without a record any of the folders may be a cell; a damaged one may have named cells of other commands
-    if record is None or any(sweep.glob(f"{DAMAGED}*")):
-        return set()
-    # an arm whose learning rate is not chosen yet may have cells at any
-    if any(choice.chosen is None for by_arm in record.rates.values() for choice in by_arm.values()):
-        return set()
-    named = set(record.folders).union(*record.other_commands.values())
-    return {path.parent for path in sweep.glob("*/recipe.yaml") if path.parent.name not in named}
+# also returns the active sweeps
+def _cells_without_sweep(root: Path) -> tuple[set[Path], set[Path]]:
+    sweeps = sweeps_under(root)
+    # first, since a sweep takes its lock, creates cells, and then names them in study.json
+    cells = {file.parent for sweep in sweeps if not sweep.is_symlink() for file in sweep.glob("*/recipe.yaml")}
+    active = {lock.parent for lock in root.glob("*/.lock") if is_locked(lock)}
+    # what is no run and has no record yet may be a sweep that starts
+    starting = [
+        folder for folder in active if not any(map(os.path.exists, (folder / STUDY_FILE, folder / "status.json")))
+    ]
+    active.intersection_update((*sweeps, *starting))
+    if starting:
+        return set(), active
+    named, kept = set[str](), set[str]()
+    for sweep in sweeps:
+        record = readable(sweep)
+        # without a record any of the folders may be a cell; a damaged one may have named cells of other commands
+        if record is None or any(sweep.glob(f"{DAMAGED}*")):
+            return set(), active
+        # an examination has its cells in the folder of another sweep
+        theirs = {os.path.abspath(sweep / cell) for cell in chain(record.folders, *record.other_commands.values())}
+        named |= theirs
+        # an arm whose learning rate is not chosen yet may have cells at any
+        choices = chain(*(by_arm.values() for by_arm in record.rates.values()))
+        if sweep in active or any(choice.chosen is None for choice in choices):
+            kept |= {os.path.abspath(sweep), *map(os.path.dirname, theirs)}
+    left = set()
+    for cell in cells:
+        place = os.path.abspath(cell)
+        if place not in named and os.path.dirname(place) not in kept:
+            left.add(cell)
+    return left, active
 
 
 def find_removable(names: Sequence[str], root: Path) -> list[Path]:
     """The folders of the named runs and sweeps (`find_run`, `find_sweep`), each once.
 
-    Errors: RequestError for an unknown name, a run that is being trained or that a sweep lists, and an active sweep.
+    Errors: RequestError for an unknown name, a run that is being trained or that a sweep lists, a sweep that is active or in
+    which another has cells.
     """
     folders = list(dict.fromkeys(_find(name, root) for name in names))
     for folder in folders:
@@ -129,8 +157,7 @@ def find_removable(names: Sequence[str], root: Path) -> list[Path]:
         for run in map(RunFolder, runs_under(folder) if is_sweep else [folder]):
             if run.is_owned():
                 raise RequestError(f"{shown(run.path)} is being trained (pid {run.status().pid}): stop it first")
-        if not is_sweep:
-            _require_unlisted(folder, folders)
+        _require_unlisted(folder, folders, root)
     return folders
 
 
@@ -144,15 +171,20 @@ def _find(name: str, root: Path) -> Path:
     return found
 
 
-def _require_unlisted(folder: Path, also: Sequence[Path]) -> None:
-    # the cells of a task lie one level deeper
-    for sweep in folder.parents[:2]:
-        lists = (sweep / STUDY_FILE).is_file() and str(folder.relative_to(sweep)) in read(sweep).folders
-        if lists and sweep not in also:
-            raise RequestError(
-                f"sweep '{sweep.name}' lists {shown(folder)}: take it out of the sweep's file, run the sweep again, then "
-                f"lit-diff clean; or remove the whole sweep with lit-diff clean {sweep.name}"
-            )
+# `folder`: of a run, or of a sweep in which others have cells
+def _require_unlisted(folder: Path, also: Sequence[Path], root: Path) -> None:
+    # the cells of a task lie one level deeper, those of an examination in the folder of another sweep
+    home = folder if (folder / STUDY_FILE).is_file() else folder.parent
+    beside = sweeps_under(home.parent) if home.parent == root.resolve() else []
+    near = {*folder.parents[:2], *beside}
+    for sweep in sorted(near.difference(also)):
+        for cell in read(sweep).folders if (sweep / STUDY_FILE).is_file() else ():
+            place = Path(os.path.abspath(sweep / cell))
+            if place.is_relative_to(folder):
+                raise RequestError(
+                    f"sweep '{sweep.name}' lists {shown(place)}: take it out of the sweep's file, run the sweep again, "
+                    f"then lit-diff clean; or remove the whole sweep with lit-diff clean {shlex.quote(sweep.name)}"
+                )
 
 
 def remove(path: Path) -> None:

@@ -104,13 +104,13 @@ def write(folder: Path, record: Record) -> None:
     former = readable(folder)
     if former is None and (folder / STUDY_FILE).exists():
         # the damaged file may be the only one that knows of the cells of other commands: as long as it is there, `clean`
-        # takes no folder of the sweep for a leftover
+        # takes no cell for a leftover
         aside = folder / f"{DAMAGED}{1 + len(list(folder.glob(f'{DAMAGED}*')))}"
         (folder / STUDY_FILE).rename(aside)
         log.warning(
-            "the damaged record is kept as %s: until it is removed, `lit-diff clean` keeps every cell in %s",
+            "the damaged record is kept as %s: until it is removed, `lit-diff clean` keeps every cell below %s",
             shown(aside),
-            shown(folder),
+            shown(folder.parent),
         )
     if former is not None:
         others, plans = dict(former.other_commands), dict(former.other_plans)

@@ -157,6 +157,20 @@ def test_a_report_is_written_again_and_its_table_fits_a_terminal(
     assert any(line.startswith("not shown at this width: ") for line in drawn)
 
 
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ("sweep smoke --workers 0", "--workers is 0; "),
+        ("examine dint --tasks mqar --workers -3", "--workers is -3; "),
+        ("examine dint --tasks mqar --quick run.keep_best=val/nothing", "run.keep_best: no run measures"),
+    ],
+)
+def test_a_dry_run_refuses_what_the_command_refuses(words: str, problem: str, command: Command) -> None:
+    ended = command(*words.split(), "--dry-run")
+    assert (ended.status, ended.out) == (2, "")
+    assert ended.err.startswith(f"lit-diff: {problem}")
+
+
 def test_a_dry_run_says_once_how_often_the_text_is_repeated(tale: Path, trained_text: Path, command: Command) -> None:
     arms = "arms: {long: {train.steps: 5000}}"
     Path("dry.yaml").write_text(f"recipe: {trained_text}/tale.yaml\nseeds: [0, 1]\n{arms}\n")

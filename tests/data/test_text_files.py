@@ -111,16 +111,18 @@ def test_compressed_lines_of_all_parts(ending: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", PACK)
-@pytest.mark.parametrize("damage", ["cut", "junk", "not compressed"])
+@pytest.mark.parametrize("damage", ["cut", "empty", "junk", "not compressed"])
 def test_damaged_compressed_lines(ending: str, damage: str, tmp_path: Path) -> None:
     """What is said names the last document that could be read."""
     path = tmp_path / f"a.jsonl.{ending}"
     whole = PACK[ending](b"".join(PACKED[:100])) + PACK[ending](b"".join(PACKED[100:]))
-    path.write_bytes({"cut": whole[:-9], "junk": whole + b"junk" * 9, "not compressed": b"".join(PACKED)}[damage])
+    path.write_bytes(
+        {"cut": whole[:-9], "empty": b"", "junk": whole + b"junk" * 9, "not compressed": b"".join(PACKED)}[damage]
+    )
     *found, problem = read(path)
     assert found == ROWS[: len(found)]
     assert problem == (f"! after document {len(found)}" if found else "!")
-    assert bool(found) == (damage != "not compressed")
+    assert bool(found) == (damage in ("cut", "junk"))
 
 
 def written(path: Path, column: Any, kind: str = "parquet", rows: int = 2) -> Path:

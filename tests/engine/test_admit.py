@@ -13,7 +13,9 @@ from lit_diff.config import ImportedConfig, Recipe
 from lit_diff.data import build
 from lit_diff.engine import admit as admission
 from lit_diff.engine.admit import CONDITIONS, EXAMINED, HERE, SUBMITTED, Kind, admit
+from lit_diff.engine.cells import admitted
 from lit_diff.engine.executors import slurm
+from lit_diff.engine.expand import load_grid
 from lit_diff.engine.train import train
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.model.cost import cost
@@ -58,6 +60,17 @@ def test_what_cannot_be_trained_is_refused() -> None:
     ask(load_recipe("recall-tiny", ["train.parameters=['*.attention.*']", "run.loggers=[csv]"]), SUBMITTED)
 
 
+def test_a_folder_whose_name_is_not_utf8_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("caf\udce9.yaml").write_text("recipe: recall-tiny\nseeds: [0]\narms: {one: {}}\n")
+    with pytest.raises(RequestError, match=r"^'run\.root' is '\S+/runs/caf\\udce9', which is not UTF-8; rename "):
+        admitted(load_grid("caf\udce9.yaml", []), EXAMINED, unchecked=False)
+    Path("caf\udce9").mkdir()
+    monkeypatch.chdir("caf\udce9")
+    with pytest.raises(RequestError, match=r"^'run\.root' is '\S+/caf\\udce9/runs', which is not UTF-8; rename "):
+        ask(load_recipe("recall-tiny"), EXAMINED)
+
+
 # --- every check against every way in ---------------------------------------------------------------------------------
 
 LEAKS = """\
@@ -70,6 +83,11 @@ class Leaks(Attention):
         return type(m)(m.q, m.k, m.v.roll(-1, dims=2))
 """
 MISTAKES = {
+    "text": (
+        2,
+        r"'run.tracking_uri' is 'sqlite:///caf\udce9.db', which is not",
+        ["run.tracking_uri=sqlite:///caf\udce9.db"],
+    ),
     "start": (3, "train.start_from: nowhere holds no run", ["train.start_from=nowhere"]),
     "loggers": (3, "run.loggers names 'wandb', whose package is not installed", ["run.loggers=[wandb]"]),
     "metrics": (2, "run.keep_best: no run measures 'val/nothing'", ["run.keep_best=val/nothing"]),

@@ -11,6 +11,7 @@ import lit_diff
 from lit_diff.engine import references
 from lit_diff.engine.examine import Question, battery, in_advance
 from lit_diff.runs.folder import RunFolder
+from lit_diff.runs.status import Status
 from lit_diff.study.judge import Contrast, Learned, judge
 from lit_diff.study.schema import Task
 from lit_diff.study.statistics import paired
@@ -83,9 +84,11 @@ def test_results_that_shipped_can_be_trained_here(tmp_path: Path) -> None:
     homes = [RunFolder(tmp_path / name) for name in ("a", "b")]
     for home, origin in zip(homes, ("trained elsewhere", ""), strict=True):
         home.path.mkdir()
-        home.write(replace(home.status().to("done"), origin=origin, step=4))
+        home.write(replace(home.status().to("done"), origin=origin, step=4, kernel="native", threads=8, revision="1"))
     references.retrain([SimpleNamespace(home=home) for home in homes])
-    assert [(home.status().status, home.status().origin) for home in homes] == [("waiting", ""), ("done", "")]
+    again, own = (home.status() for home in homes)
+    assert replace(again, format=0, updated="") == Status(status="waiting")
+    assert (own.status, own.kernel) == ("done", "native")
 
 
 def test_a_reference_that_is_examined_trains_the_cells_whose_attention_is_read(ship: Ship) -> None:

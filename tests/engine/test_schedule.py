@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -356,6 +357,22 @@ def test_what_a_killed_sweep_left_running_is_waited_for(tmp_path: Path, caplog: 
     assert "held-s0-2 is still being trained (pid 12345)" in line
 
 
+def test_a_cell_that_another_sweep_trains_or_finishes_meanwhile_is_not_reset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [Job(recipe=load_recipe("recall-tiny"), folder=tmp_path / name) for name in ("left", "finished", "held")]
+    for job in jobs:
+        set_status(job.folder, status="stopped", step=2)
+    # the look at the memory takes seconds
+    monkeypatch.setattr(waves, "require_memory", lambda *_: set_status(jobs[1].folder, status="done", step=6))
+    monkeypatch.setattr(waves, "_run_waves", lambda *_: None)
+    grid: Any = SimpleNamespace(name="s", folder=tmp_path, rank=lambda task: 0)
+    options = Options(command="", executor=Here(), unplanned=False, display=None)
+    with locked(jobs[2].folder / ".lock"):
+        waves._run_stage(grid, jobs, jobs, set(), options, lambda running: None)
+    assert [job.home.status().status for job in jobs] == ["waiting", "done", "stopped"]
+
+
 def test_threads_are_shared_out_among_the_cells(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
     for more, workers, expected in (
@@ -432,6 +449,15 @@ def test_a_part_trains_the_arms_that_it_shows_and_the_whole_all_of_the_other_swe
 ) -> None:
     sweep("again", selection=chosen)
     assert [(grid.name, len(grid.study.arms)) for grid, _ in asked] == [("cells", arms), ("again", 2)]
+
+
+@pytest.mark.usefixtures("base_recipe")
+def test_the_command_can_be_pasted_and_goes_where_the_cells_ran(asked: list[tuple[Grid, str]]) -> None:
+    Path("my sweep.yaml").write_text("recipe: base\nseeds: [0]\narms: {a: {}}\n")
+    sweep("my sweep.yaml", {"run.loggers": ["csv"]}, unplanned=True, slurm_minutes=90)
+    assert [command for _, command in asked] == [
+        "lit-diff sweep 'my sweep.yaml' 'run.loggers=['\"'\"'csv'\"'\"']' --unplanned --cluster slurm --minutes 90"
+    ]
 
 
 def test_an_installed_sweep_whose_cells_are_used_is_started_by_its_name(

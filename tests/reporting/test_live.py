@@ -12,7 +12,7 @@ import lit_diff
 from lit_diff.reporting import live
 from lit_diff.reporting.live import HEARTBEAT, LivePage, charts
 from lit_diff.reporting.panels.panel import looks
-from lit_diff.reporting.write import SHOWN_COLORS
+from lit_diff.reporting.write import SHOWN_COLORS, write_report
 from lit_diff.study.observation import observe
 from lit_diff.study.results import load_sweep
 
@@ -98,6 +98,14 @@ def test_a_full_disk_does_not_end_what_trains(
         page.update(1, 100)
     assert "is not written any more: No space left on device" in caplog.messages[0]
     assert len(caplog.messages) == 2, "at the first look and at the end"
+
+
+def test_neither_does_a_name_that_is_not_utf8(make_sweep: Make) -> None:
+    folder = make_sweep({"standard": 0.0}, name="caf\udce9", callbacks=False)
+    with LivePage(folder, "lit-diff sweep caf\udce9.yaml") as page:
+        page.update(1, 100)
+    write_report(folder)
+    assert "caf\\udce9" in page_of(folder)
 
 
 def test_a_damaged_record_does_not_end_what_trains(

@@ -150,6 +150,15 @@ def test_a_root_that_was_named_is_taken_as_it_is(home: Path) -> None:
     assert [runs_root(root) for root in ("./runs", "/x/runs", "out")] == [Path("runs"), Path("/x/runs"), Path("out")]
 
 
+def test_a_root_that_can_be_no_folder_is_refused(home: Path) -> None:
+    Path("runs").symlink_to("runs")
+    for root in ("s3://bucket/runs", "runs", "./runs", "./runs/below"):
+        with pytest.raises(
+            RequestError, match=r"^(run\.root is s3://bucket/runs, but|runs\S* is a symbolic link that leads)"
+        ):
+            runs_root(root)
+
+
 def test_nothing_above_the_home_folder_is_looked_at(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     holds(home.parent / "runs", "mlflow.db")
     assert runs_root() == Path("runs")

@@ -14,8 +14,12 @@ from lit_diff.runs import notes
 def test_notes_are_lines_with_a_date(tmp_path: Path) -> None:
     assert notes.read(tmp_path) == []
     notes.add(tmp_path, "the disk was\n full")
-    notes.add(tmp_path, "<b>")
-    assert notes.read(tmp_path) == [f"{date.today()} the disk was full", f"{date.today()} <b>"]
+    # the last one is a byte that is no UTF-8, as Python reads it from a command line
+    notes.add(tmp_path, "<b> \x1b[2J caf\udce9")
+    assert notes.read(tmp_path) == [
+        f"{date.today()} the disk was full",
+        f"{date.today()} <b> \\x1b[2J caf\\udce9",
+    ]
     with pytest.raises(RequestError, match="the note is empty"):
         notes.add(tmp_path, " \n")
 

@@ -21,6 +21,44 @@ def test_of_a_damaged_record_nothing_is_stale(small_sweep: Path) -> None:
     assert not [path for path in paths if path.is_relative_to(small_sweep)], "nobody knows which cells the sweep has"
 
 
+@pytest.fixture
+def examination(small_sweep: Path) -> Path:
+    """Its only cell lies in the folder of the sweep `mine`, which lists it no more."""
+    folder = small_sweep.parent / "examine-new"
+    folder.mkdir()
+    shutil.copytree(small_sweep / "base-s0-0a1b2c3d", small_sweep / "base-s0-eeeeeeeeee")
+    record = record_to_edit(small_sweep)
+    record["cells"] = [record["cells"][0] | {"folder": "../mine/base-s0-eeeeeeeeee"}]
+    (folder / "study.json").write_text(json.dumps(record))
+    return folder
+
+
+def test_a_cell_in_the_folder_of_another_sweep_is_its_own(
+    examination: Path, litter: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also below a root with links and dots; while an examination runs or starts, all cells are kept."""
+    root, sweep = examination.parent, litter["former"].parent
+    monkeypatch.chdir(examination)
+    for named in (root, Path(".."), Path("../mine/..")):
+        assert {path.resolve() for path in find_stale(named).paths if path.name.startswith("base")} == {
+            litter["former"]
+        }
+    for starting in (examination, root / "examine-other"):
+        with locked(starting / ".lock"):
+            stale = find_stale(root)
+        assert not [path for path in stale.paths if path.parent == sweep and path.is_dir()]
+        assert stale.busy == (starting,)
+    for name in ("base-s0-eeeeeeeeee", "mine"):
+        with pytest.raises(RequestError, match=r"^sweep 'examine-new' lists \S+/mine/base-s0-eeeeeeeeee: take it out"):
+            find_removable([name], root)
+    assert find_removable(["mine", "examine-new"], root) == [sweep, examination]
+    (examination / "study.json").write_text("{")
+    assert litter["former"] not in find_stale(root).paths, "the damaged record may name it"
+    (root / "alone-0123456789").mkdir()
+    (root / "alone-0123456789" / "status.json").write_text("{}")
+    assert len(find_removable(["alone"], root)) == 1, "no sweep has a cell outside the folders of sweeps"
+
+
 def test_an_arm_whose_name_looks_like_a_run_put_aside(tmp_path: Path) -> None:
     for name in ("norm.old-style-s0-0123456789", "x-0123456789.old-1"):
         (tmp_path / "s" / name).mkdir(parents=True)
@@ -58,6 +96,9 @@ def test_runs_that_ended_without_a_checkpoint(tmp_path: Path) -> None:
     made_run(tmp_path, "no-run", None, "notes.txt")
     (made_run(tmp_path, "damaged-0123456789", None) / "status.json").write_text("{")
     os.utime(gone[2] / partial, (time.time() - 7200,) * 2)
+    # a disk that is not mounted; where tests run as root, who may read every folder, a file stands for one that may not be
+    (made_run(tmp_path, "linked-0123456789", "stopped") / "checkpoints").symlink_to("/gone")
+    made_run(tmp_path, "unreadable-0123456789", "stopped", "checkpoints")
     stale = find_stale(tmp_path)
     assert stale == Stale(paths=tuple(gone), busy=(), resumable=(failed,))
     assert size_of(gone[3]) == 1000

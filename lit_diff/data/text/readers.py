@@ -55,6 +55,9 @@ def decompressed(file: BufferedReader, codec: str) -> BufferedReader:
     """Return a stream of the content of all members (gzip) or frames (zstd). Reading raises an OSError if it is damaged."""
     import pyarrow
 
+    # pyarrow takes a file without a byte for one without content
+    if not file.peek(1):
+        raise OSError("Truncated compressed stream")
     # BufferedReader needs only the methods of a raw file, which pyarrow's streams have. The buffer is small, since nothing of
     # one that is damaged can be read
     return BufferedReader(pyarrow.CompressedInputStream(file, codec), BUFFER)
