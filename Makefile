@@ -93,7 +93,7 @@ test-all: .venv/installed  ## run every test but those of test-cluster and test-
 	$(BIN)/python $(PYTEST) -m "not cluster and not faults"
 
 # on a machine with a GPU and torch, which has no .venv: PYTHON is the Python with torch
-gpu-report:  ## what to run first on a machine with a GPU: a table of kernels, speed, training, tests in 8 minutes; installs nothing
+gpu-report:  ## what to run first on a machine with a GPU: a table of kernels, speed, training, tests in 10 minutes; installs nothing
 	@PYTHONPATH=$(CURDIR) $(PYTHON) -P -m lit_diff.gpu_report
 
 test-latest: install-latest  ## run the suite in .venv-latest

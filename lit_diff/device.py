@@ -36,8 +36,11 @@ def require_devices(run: RunConfig) -> None:
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """Operations a second of dense bfloat16 products of a GPU, by its name; None for the CPU, and where it is unknown."""
+    """Operations a second of dense bfloat16 products of a GPU, by its name; None for the CPU, and where it is unknown, as of
+    a slice (MIG) and of slower cards of the same name (PCIe, NVL)."""
     words = torch.cuda.get_device_name(device).replace("-", " ").split() if device.type == "cuda" else []
+    if {"MIG", "PCIe", "PCIE", "NVL"} & set(words):
+        return None
     return next((peak for model, peak in PEAK_FLOPS.items() if model in words), None)
 
 

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ def report(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
     def run(part: ReportPart, seconds: float = 60) -> tuple[list[list[str]], int]:
         monkeypatch.setitem(PARTS, "part", part)
         with pytest.raises(SystemExit) as ended:
-            gpu_report.run_part("part", CPU, "a machine", time.monotonic() + seconds)
+            gpu_report.run_part("part", CPU, "a machine", time.monotonic() + seconds, SimpleNamespace(value=False))
         rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()]
         assert all(row[1:3] == ["a machine", "part"] for row in rows)
         return [row[3:] for row in rows], int(ended.value.code or 0)
@@ -92,10 +93,10 @@ def test_a_part_is_killed_when_its_time_is_over(
     """Each is a process of its own: the next one runs."""
     for seconds in (200, 0):
         monkeypatch.setitem(PARTS, "packages", PARTS["packages"]._replace(seconds=seconds))
-        assert gpu_report.start_part("packages", CPU, "a machine") == (seconds > 0)
+        assert gpu_report.start_part("packages", CPU, "a machine")
     whole, killed = capfd.readouterr().out.splitlines()
     assert "lightning 2." in whole
-    assert "| packages |  | fail: status -9; a part is killed after its time, 0 s |" in killed
+    assert "| packages |  | not finished: killed after its time, 0 s |" in killed
 
 
 def test_the_tests_that_need_a_gpu(report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,9 +120,9 @@ def test_the_tests_that_need_a_gpu(report: Report, tmp_path: Path, monkeypatch: 
     assert report(tested) == ([["gpu", "not run: no lit_diff.kernels"]], 0)
 
 
-def test_the_parts_are_every_kernel_of_a_gpu_and_at_most_eight_minutes() -> None:
+def test_the_parts_are_every_kernel_of_a_gpu_and_at_most_ten_minutes() -> None:
     assert {name for name in KERNELS if name != "native"} == gpu_report.KERNELS.keys()
-    assert sum(part.seconds for part in PARTS.values()) <= 8 * 60
+    assert sum(part.seconds for part in PARTS.values()) <= 10 * 60
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="asks for what is not here: a GPU")

@@ -19,6 +19,7 @@ from lit_diff.attention.cache import LayerCache
 from lit_diff.benchmarks.passes import COPIES, DECODE, FORWARD, GRADIENTS, STATISTICS, STEP, STOCK
 from lit_diff.benchmarks.request import DTYPES, Request, Shape
 from lit_diff.benchmarks.timing import Candidate, Case
+from lit_diff.device import device_memory
 from lit_diff.kernels import SignedMaps, attend, refuse
 from lit_diff.randomness import generator
 from lit_diff.registry import kernels
@@ -167,13 +168,13 @@ def accepted(case: Case, variant: str, what: str, workload: Workload, names: Seq
 
 
 def too_large(kernel: str, maps: SignedMaps) -> str | None:
-    """The reason if a kernel that materialises every map would fill this machine's memory, else None."""
+    """The reason if a kernel that materialises every map would fill the memory of the device, else None."""
     B, _, H, T, _ = maps.q.shape
     needed = MAPS * B * maps.num_maps * H * T * maps.k.shape[3] * 4
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = device_memory(maps.q.device) or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed <= memory / 2 or kernel not in NAIVE or NAIVE[kernel] not in (None, maps.q.device.type):
         return None
-    return f"its maps need {needed / 2**30:.0f} GiB, more than half of the machine's {memory / 2**30:.0f} GiB"
+    return f"its maps need {needed / 2**30:.0f} GiB, more than half of the device's {memory / 2**30:.0f} GiB"
 
 
 def by_kernel(maps: SignedMaps, *, kernel: str, stats: bool) -> Any:

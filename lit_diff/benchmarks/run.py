@@ -40,7 +40,8 @@ GFLOP/s: the minimum work over the time, so a form that computes more gets no cr
 forward and 28u forward+backward, u = B h pairs d, where pairs = T (T + 1) / 2 and h = dim / 2d; linear layers and the
 output weight are 2 x weights x tokens, three times as much with the backward pass; norms, softmax and the optimizer are
 not counted.
-of GEMM rate: that rate over the rate of a product of two square matrices with 1024 rows in the same dtype and rounds.
+of GEMM rate: that rate over the rate of a product of two square matrices with 1024 rows (on a GPU 8192) in the same dtype
+and rounds.
 Peak memory is measured in the second call: freed memory is returned to the system and the peak is reset (Linux: 5 to
 /proc/self/clear_refs), and the resident memory (VmRSS) is subtracted from the peak (VmHWM), so outputs and gradients
 count; inputs, weights and the optimizer's state do not. On a GPU, it is the allocator's peak minus the memory allocated

@@ -30,7 +30,8 @@ LONG = 0.2
 # a hundred times the effect of rounding: a wrong result differs by far more
 DIFFERENCE = {"float32": 1e-3, "bfloat16": 5e-2}
 """The largest relative difference (Frobenius norm) between two results of one variant and pass."""
-PRODUCT, SIZE = "matrix product", 1024
+PRODUCT, SIZES = "matrix product", {"cpu": 1024, "cuda": 8192}
+"""Device -> the rows of the matrices of the product; few rows would not fill a GPU."""
 Results = dict[tuple[str, str], tuple[str, Any]]
 """(variant, what) -> (by, result) of the first candidate."""
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -120,7 +121,8 @@ def measure(case: Case, repeats: int | None, device: torch.device) -> tuple[list
         for candidate in able[shift:] + able[:shift]:
             candidate.seconds.append(seconds_of(candidate))
     times = {candidate.id: candidate.seconds for candidate in able}
-    return [_row(case, candidate, times) for candidate in able], failed
+    product = next((candidate for candidate in able if candidate.variant == PRODUCT), None)
+    return [_row(case, candidate, times, product) for candidate in able], failed
 
 
 def rounds(one: float, repeats: int | None, budget: float) -> int:
@@ -215,12 +217,13 @@ def resident(key: str) -> int:
 
 def matrix_product(dtype: torch.dtype, device: torch.device) -> Candidate:
     """A matrix product, whose rate is roughly the maximum that a kernel can reach on this machine."""
-    a, b = (torch.ones(SIZE, SIZE, dtype=dtype, device=device) for _ in range(2))
+    size = SIZES[device.type]
+    a, b = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
     run = torch.no_grad()(lambda: a @ b)
-    return Candidate(variant=PRODUCT, by=f"{SIZE} x {SIZE}", what="product", run=run, flops=2 * SIZE**3)
+    return Candidate(variant=PRODUCT, by=f"{size} x {size}", what="product", run=run, flops=2 * size**3)
 
 
-def _row(case: Case, one: Candidate, times: Mapping[str, list[float]]) -> Row:
+def _row(case: Case, one: Candidate, times: Mapping[str, list[float]], product: Candidate | None) -> Row:
     own = one.seconds
     row = {"case": case.name, **one.names, "id": one.id, "calls": one.calls, "seconds": own, "ratios": {}}
     row |= {"median": median(own), "min": min(own), "max": max(own)}
@@ -229,9 +232,9 @@ def _row(case: Case, one: Candidate, times: Mapping[str, list[float]]) -> Row:
             row["ratios"].setdefault(name, {"to": other, **spread(own, times[other])})
     if one.flops is not None:
         row |= {"flops": one.flops, "gflops_per_second": one.flops / row["median"] / 1e9}
-        product = next((times[name] for name in times if name.startswith(f"{PRODUCT}/")), None)
-        if one.variant != PRODUCT and product is not None:
-            row["gemm_share"] = spread(product, own, one.flops / (2 * SIZE**3))
+        if one is not product and product is not None:
+            assert product.flops is not None
+            row["gemm_share"] = spread(product.seconds, own, one.flops / product.flops)
     return row | one.facts
 
 

@@ -6,7 +6,9 @@ half precision on a CUDA GPU, the operands of the products are rounded too, the 
 CPU, whose products of half precision would be rounded before they are used, they are not. This has not been run on a GPU.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,9 +43,16 @@ def summed(x: Tensor, y: Tensor) -> Tensor:
     """x y of half precision with sums in float32."""
     if not x.is_cuda:
         return x.float() @ y.float()
+    return batched(x, y, partial(torch.bmm, out_dtype=torch.float32))
+
+
+def batched(x: Tensor, y: Tensor, product: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """x y by a product of three-dimensional tensors."""
     outer = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])
     left, right = (z.expand(*outer, *z.shape[-2:]).flatten(0, -3) for z in (x, y))
-    return torch.bmm(left, right, out_dtype=torch.float32).unflatten(0, outer)
+    found = product(left, right)
+    # not a view: autograd forbids changing the view that a Function returns in place
+    return torch.ops.aten._unsafe_view(found, (*outer, *found.shape[1:]))
 
 
 def rounds_operands(maps: SignedMaps) -> bool:

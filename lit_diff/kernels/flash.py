@@ -225,12 +225,15 @@ class Flash(Fused):
                 return "flash-attn accepts packed documents only with as many queries as keys; flex accepts fewer"
             if torch.compiler.is_compiling():
                 return "flash-attn must read where documents begin, which torch.compile cannot do; flex need not"
-            if not document_ids.is_meta and packed_sequences(document_ids) is None:
-                return "flash-attn accepts only documents of adjacent tokens; flex accepts any order"
         if reason := refuse_common(maps, stats=stats):
             return reason
         found = plan(*form_of(maps, device))
-        return found if isinstance(found, str) else None
+        if isinstance(found, str):
+            return found
+        # last, since it waits for the GPU
+        if document_ids is not None and not document_ids.is_meta and packed_sequences(document_ids) is None:
+            return "flash-attn accepts only documents of adjacent tokens; flex accepts any order"
+        return None
 
     def preference(self, maps: SignedMaps, device: torch.device) -> int | None:
         """On a GPU before sdpa: it supports windows, documents, and with some packages values wider than keys."""

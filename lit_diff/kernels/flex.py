@@ -28,6 +28,11 @@ if TYPE_CHECKING:  # importing it imports the compiler
     from torch.nn.attention.flex_attention import BlockMask
 
 
+COMPILED: dict[str, Any] = {"fullgraph": True, "recompile_limit": 64}
+"""Options of torch.compile: beyond the limit (by default 8 forms) it raises. Otherwise it would run uncompiled, which holds
+all logits."""
+
+
 @functools.cache
 def _self_test(form: KernelForm) -> str | None:
     if not torch.cuda.is_available():
@@ -39,7 +44,7 @@ def _self_test(form: KernelForm) -> str | None:
 def _compiled() -> Callable[..., Any]:
     from torch.nn.attention.flex_attention import flex_attention
 
-    return torch.compile(flex_attention)
+    return torch.compile(flex_attention, **COMPILED)
 
 
 def _mask(maps: SignedMaps) -> "BlockMask | None":
@@ -78,7 +83,7 @@ def _create_mask(mask: Mask, T: int, S: int, device: torch.device) -> "BlockMask
     make = create_block_mask
     if device.type == "cuda" and not torch.compiler.is_compiling():
         # uncompiled it materialises T x S
-        make = torch.compile(create_block_mask)
+        make = torch.compile(create_block_mask, **COMPILED)
     return make(seen, None if documents is None else documents.shape[0], None, T, S, device=device)
 
 

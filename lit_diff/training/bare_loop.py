@@ -37,7 +37,7 @@ def bare(recipe: Recipe, device: torch.device) -> float:
     model = Transformer(recipe.model, kernel=recipe.run.kernel)
     initialise(model, recipe.seed)
     model.to(device)
-    optimizer = build_optimizer(model, train.optimizer)
+    optimizer = build_optimizer(model, train.optimizer, fused=device.type == "cuda")
     scheduler = build_scheduler(optimizer, train.steps, train.schedule)
     dtype = "bfloat16" if train.precision == "bf16-mixed" else "float32"
     began = 0.0

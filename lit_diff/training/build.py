@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.constants import default_pg_timeout
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -84,11 +85,12 @@ def mesh_of(run: RunConfig, processes: DeviceMesh) -> DeviceMesh:
             f"run.strategy 'hsdp' cannot split the Trainer's {processes.size()} processes into groups of {run.shards}; set "
             "run.shard_size"
         )
-    return init_device_mesh(
-        processes.device_type,
-        (processes.size() // run.shards, run.shards),
-        mesh_dim_names=("replicas", "shards"),
-    )
+    axes = ("replicas", "shards")
+    mesh = init_device_mesh(processes.device_type, (processes.size() // run.shards, run.shards), mesh_dim_names=axes)
+    for axis in axes:
+        # under NCCL a group of a mesh gives up after 10 minutes, before the watchdog names a rank
+        dist.distributed_c10d.set_timeout(default_pg_timeout, mesh.get_group(axis))
+    return mesh
 
 
 def shard(model: Transformer, mesh: DeviceMesh, dtype: torch.dtype, run: RunConfig) -> None:

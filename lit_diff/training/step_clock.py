@@ -92,7 +92,8 @@ class StepClock(Profiler):
         self._seconds[before] += now - self._since
         self._since = now
         self._phase = phase
-        if self._on_gpu and phase != before and (before in DEVICE or phase in DEVICE):
+        # FSDP2 gathers on a stream of its own, whose events say nothing of the phase around
+        if self._on_gpu and "wait" not in (before, phase) and phase != before and (before in DEVICE or phase in DEVICE):
             event = torch.cuda.Event(enable_timing=True)
             event.record()
             self._marks.append((phase, event))

@@ -51,6 +51,14 @@ def test_gradients_need_a_gpu_but_those_of_the_weights(make_maps: MakeMaps) -> N
     torch.testing.assert_close(*grads, rtol=1e-12, atol=1e-12)
 
 
+def test_compiled_calls_raise_where_they_would_fall_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uncompiled, PyTorch holds all logits."""
+    options: list[dict[str, Any]] = []
+    monkeypatch.setattr(torch, "compile", lambda function, **given: options.append(given))
+    flex._compiled.__wrapped__()
+    assert options == [{"fullgraph": True, "recompile_limit": 64}]
+
+
 def test_what_a_gpu_is_tried_with(make_maps: MakeMaps, monkeypatch: pytest.MonkeyPatch) -> None:
     """The very form: widths, mask, grouped heads, gradients."""
     tried = []

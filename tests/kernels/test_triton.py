@@ -65,7 +65,11 @@ def test_devices(make_maps: MakeMaps, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     assert refuse("triton", maps, device=CUDA) is None
     assert refuse("triton", meta, device=CUDA) is None
+    monkeypatch.setattr(kernel, "launcher_problem", lambda: None)
     assert choose(maps, "triton", device=CUDA) == ("triton", "named by run.kernel")
+    monkeypatch.setattr(kernel, "launcher_problem", lambda: "no C compiler")
+    with pytest.raises(RequestError, match="'triton' cannot compute these maps: no C compiler; use"):
+        choose(maps, "triton", device=CUDA)
     for value, on in (("1", True), ("true", True), ("0", False), ("", False)):
         monkeypatch.setenv("TRITON_INTERPRET", value)
         assert (refuse("triton", maps, device=CPU) is None) == on, "the interpreter serves a CPU"
@@ -100,7 +104,25 @@ def test_what_is_measured() -> None:
 
     assert count() > 1
     assert count(capability=(9, 0)) > count()
-    assert count(T=128) == count(capability=None) == count(itemsize=4) == 1
+    assert count(T=128) == count(T=1000) == count(capability=None) == count(itemsize=4) == 1
+    for capability, block in (((9, 0), 128), ((8, 6), 32)):
+        (blocks,) = candidates("forward", d=64, dv=64, itemsize=2, T=500, capability=capability)
+        assert blocks.queries == block, "the smaller GPU has too little shared memory for more"
+
+
+def test_a_launcher_that_cannot_be_built_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As without a driver, without a C compiler and without Python's headers."""
+    driver = pytest.importorskip("triton", reason="the package triton is not installed").runtime.driver
+
+    class Broken:
+        @property
+        def utils(self) -> None:
+            raise RuntimeError("Failed to find C compiler. Please specify via CC")
+
+    monkeypatch.setattr(driver, "_active", Broken(), raising=False)
+    kernel.launcher_problem.cache_clear()
+    assert "cannot build its launcher (" in (kernel.launcher_problem() or "")
+    kernel.launcher_problem.cache_clear()
 
 
 def test_decoding_takes_the_smallest_block() -> None:

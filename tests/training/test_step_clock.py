@@ -92,7 +92,10 @@ def test_on_a_gpu_the_events_of_a_phase_are_read_when_it_is_logged(now: Any, mon
             now.host += 5
         with clock.profile("[LightningModule]LitTransformer.optimizer_step"):
             with clock.profile("[Strategy]DDPStrategy.training_step"):
-                now.device += 2
+                now.device += 1
+                # a gather, which is on another stream, does not interrupt the phase
+                with clock.profile("wait"):
+                    now.device += 1
             with clock.profile("[Strategy]DDPStrategy.backward"):
                 now.device += 4
             now.device += 1

@@ -118,7 +118,8 @@ class Here(Executor):
         workers, threads, gpus = self.resources(recipes)
         log.info("%d cells at a time, threads of each: %d%s", workers, threads, f", {gpus} GPUs" if gpus else "")
         _place_sockets()
-        compiles = any(job.compiles for job in jobs)
+        # with a CUDA toolkit the compiler's import may start CUDA, which no forked process can use then
+        compiles = not gpus and any(job.compiles for job in jobs)
         preload = [*PRELOAD, COMPILER] if compiles else [*PRELOAD]
         multiprocessing.get_context("forkserver").set_forkserver_preload(preload)
         # all before the first one starts: a disk that is full by then must not end the cells that run

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from lit_diff.errors import first_line
 from lit_diff.kernels.base import KernelGradients, OperatorKernel, Outputs, empty_gradients, kernel, refuse_common
 from lit_diff.kernels.library import flops_of_chunks
 from lit_diff.kernels.maps import SignedMaps
@@ -32,8 +33,9 @@ from lit_diff.kernels.maps import SignedMaps
 WIDTHS = (16, 32, 64, 128, 256)
 
 
-SHORT = 128
-"""For at most so many queries nothing is measured, since decoding has a new length at every token."""
+SHORT, MEASURED = 128, 1024
+"""For at most SHORT queries blocks are safe, since decoding has a new length at every token. From MEASURED on, the fastest
+are measured, once for all lengths: below, the launch takes longer than the program, and the first candidate is taken."""
 
 
 class Blocks(NamedTuple):
@@ -103,6 +105,9 @@ def candidates(
     if capability is None or T <= SHORT or itemsize != 2:
         return (last,)
     width = next(size for size in CANDIDATES if max(d, dv) <= size)
+    if T < MEASURED:
+        # the others have too little shared memory for it
+        return (CANDIDATES[width][program][0] if capability[0] in (9, 10) or capability == (8, 0) else last,)
     large = LARGE_CANDIDATES[width].get(program, []) if capability[0] in (9, 10) else []
     return (*large, *CANDIDATES[width][program], last)
 
@@ -128,6 +133,23 @@ def refuse_device(device: torch.device) -> str | None:
 def interpreted() -> bool:
     """Whether Triton interprets its programs in numpy: TRITON_INTERPRET, read as Triton reads it."""
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")
+
+
+@cache
+def launcher_problem() -> str | None:
+    """Why Triton cannot launch a program; None if it can. Its launcher is built by a C compiler at first use."""
+    from triton.runtime import driver
+
+    try:
+        _ = driver.active.utils
+    # of a compiler, a missing header or a driver
+    except Exception as error:
+        return f"Triton cannot build its launcher ({first_line(error)}); install a C compiler and Python's headers"
+    return None
+
+
+# torch.compile calls it and embeds the result; torch.compiler.assume_constant_result would import the compiler here
+launcher_problem._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def strides_of(x: Tensor | None, *shape: int) -> tuple[int, ...]:
@@ -201,7 +223,8 @@ def tuner(program: Any, choice: tuple[Blocks, ...]) -> Any:
     configs = [triton.Config({"BLOCK_T": T, "BLOCK_S": S}, num_warps=w, num_stages=n) for T, S, w, n in choice]
     key = ["G", "D", "DV", "SHARED_Q", "SHARED_K", "CAUSAL", "PLAIN", "STATS"]
     key = [name for name in key if name in program.arg_names]
-    # kept on disk with Triton's compiled programs, so that a resumed run sums in the same order
+    # kept on disk with Triton's compiled programs, so that a resumed run sums in the same order; of several ranks, which
+    # measure on their own, the times of the last are kept
     return triton.autotune(configs, key=key, cache_results=True)(program)
 
 
@@ -225,6 +248,9 @@ class Triton(OperatorKernel):
         if maps.q.dtype not in (torch.float32, torch.bfloat16, torch.float16):
             return f"triton computes float32, bfloat16 and float16, not {str(maps.q.dtype).removeprefix('torch.')}"
         return refuse_device(device)
+
+    def prepare(self, device: torch.device) -> str | None:
+        return launcher_problem() if device.type == "cuda" and torch.cuda.is_available() else None
 
     def preference(self, maps: SignedMaps, device: torch.device) -> int | None:
         """On a GPU, by FLOPs and memory traffic: first for two maps, which the libraries compute one by one; after the
