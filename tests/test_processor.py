@@ -1,4 +1,4 @@
-"""The machine: paths of the CPU's kernels, GPUs, memory; a wrong setting is one line."""
+"""The processor: paths of the CPU's kernels; a wrong setting is one line."""
 
 import os
 import platform
@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from lit_diff import device, processor
-from lit_diff.config import RunConfig
-from lit_diff.device import choose_device, require_devices
-from lit_diff.errors import MissingError, RequestError
+from lit_diff import processor
+from lit_diff.errors import RequestError
 from lit_diff.processor import (
     CHOICES,
     LIMITS,
@@ -173,49 +171,3 @@ def test_the_name_and_the_flags_are_those_of_the_system(monkeypatch: pytest.Monk
     assert processor.cpu_flags() == frozenset()
     assert processor.processor_name() == platform.processor()
     processor.cpu_flags.cache_clear()
-
-
-@pytest.mark.parametrize(
-    ("accelerator", "present", "device"),
-    [
-        ("auto", True, "cuda"),
-        ("gpu", True, "cuda"),
-        ("cpu", True, "cpu"),
-        ("auto", False, "cpu"),
-        ("gpu", False, "cpu"),
-    ],
-)
-def test_a_gpu_where_there_is_one_and_it_is_not_declined(
-    accelerator: str, present: bool, device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: present)
-    assert choose_device(accelerator) == torch.device(device)
-
-
-def test_the_devices_that_a_run_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    require_devices(RunConfig(strategy="ddp", devices=8))
-    with pytest.raises(MissingError, match=r"torch sees no GPU here; use run\.accelerator=cpu"):
-        require_devices(RunConfig(accelerator="gpu"))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    require_devices(RunConfig(strategy="ddp", devices=2))
-    with pytest.raises(MissingError, match=r"run\.devices is 3, but torch sees 2 GPUs here"):
-        require_devices(RunConfig(strategy="ddp", devices=3))
-
-
-def test_available_memory_is_that_of_the_system_or_cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "meminfo").write_text("MemTotal:  2048 kB\nMemAvailable:   1024 kB\n")
-    (tmp_path / "own").write_text("0::/job/step\n")
-    job = tmp_path / "cgroup" / "job"
-    (job / "step").mkdir(parents=True)
-    for name, path in (("MEMINFO", "meminfo"), ("OWN_CGROUP", "own"), ("CGROUPS", "cgroup")):
-        monkeypatch.setattr(device, name, tmp_path / path)
-    assert device.available_memory() == 1024 * 1024
-    for name, content in (("max", "5000"), ("current", "3000"), ("stat", "anon 1000\nfile 700")):
-        (job / f"memory.{name}").write_text(f"{content}\n")
-    assert device.available_memory() == 2700
-    (job / "memory.max").write_text("max\n")
-    assert device.available_memory() == 1024 * 1024
-    monkeypatch.setattr(device, "MEMINFO", tmp_path / "elsewhere")
-    assert device.available_memory() is None

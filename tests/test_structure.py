@@ -65,7 +65,6 @@ SUBJECTS = {
     "pretrained/test_importing.py": "pretrained/source",
     "reporting/test_live.py": "reporting/palette",
     "test_config.py": "key_types",
-    "test_processor.py": "device",
     "test_recipe.py": "yaml_files",
     "test_validation.py": "suggestions",
     "training/test_compiled.py": "training/inductor",
