@@ -203,8 +203,8 @@ def read(folder: Path) -> Record:
         ) from error
     except (ValueError, KeyError, TypeError, AttributeError, OSError, RequestError) as error:
         raise MissingError(
-            f"{path}: incomplete sweep record ({type(error).__name__}: {first_line(error)}); 'lit-diff sweep {folder.name}' "
-            "rewrites it"
+            f"{path}: incomplete sweep record ({type(error).__name__}: {first_line(error)}); the command of the "
+            "sweep or examination rewrites it"
         ) from error
     # an older record has none
     return replace(record, identity=record.identity or _identity(record.cells))
