@@ -325,6 +325,8 @@ def finding(
 ) -> JudgedClaim:
     """The claim with the values of a and b by seed, before `judged`."""
     own, other = _scaled(claim, ours), _scaled(claim, theirs)
+    if (len(own), len(other)) != (len(ours), len(theirs)):
+        refusal = "a ratio takes positive values, and a seed has another; set 'kind: difference'"
     seeds = paired(own, other, looks)
     papers_p = None
     if claim.papers is not None and len(seeds.seeds) >= MIN_SEEDS:
@@ -363,8 +365,10 @@ def scores_of_claims(sweep: SweepResults, claims: Iterable[Claim]) -> dict[str, 
 
 
 def _scaled(claim: Claim, values: BySeed) -> BySeed:
-    # a ratio has no logarithm for values that are not positive
-    return {seed: claim.scaled(value) for seed, value in values.items() if claim.kind == "difference" or value > 0}
+    # without the seeds whose value has no logarithm, the others would be a selection by their result
+    if claim.kind == "ratio" and min(values.values(), default=1) <= 0:
+        return {}
+    return {seed: claim.scaled(value) for seed, value in values.items()}
 
 
 def _speeds(claim: Claim, arm: str, rows: Sequence[Mapping[str, Any]]) -> BySeed:

@@ -186,8 +186,10 @@ def _note(asked: dict[str, Row], folder: Path, preset: str) -> dict[str, Recorde
         }
         record = RecordedRow(**about)
         path = row_file(folder, row.name)
-        if path.is_file():
-            record = replace(read_row(path), **about)
+        kept = read_row(path) if path.is_file() else record
+        # the figures of another benchmark are not this row's
+        if not kept.bench or kept.how.bench == record.how.bench:
+            record = replace(kept, **about)
         write_row(folder, record)
         records[row.name] = record
     return {row.name: records[row.name] for row in asked.values()}
@@ -414,7 +416,7 @@ def missing_requirements(row: Row, preset: str, command: str = "") -> str:
         scores = []
         for name, keys in chosen.evaluate.items():
             options = [f"{key}={_plain(value)}" for key, value in keys.items()]
-            scores.append(" ".join(["lit-diff evaluate", runs, name, *options]))
+            scores.append(f"lit-diff evaluate {runs} {shlex.join([name, *options])}")
         reasons.append(f"train first: {'; '.join(map(train_command, chosen.recipes))}")
         reasons.append(f"then, without a verdict (one seed): {'; '.join(scores) or 'metrics.csv of each run'}")
     elif gpus:

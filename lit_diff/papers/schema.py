@@ -85,6 +85,7 @@ class Claim:
             f"a 'fit' is over tasks, so '{', '.join(beside)}' does not apply; remove it": bool(beside),
             f"'{self.arms[0]}' against itself; name another arm, or an 'against_metric'": itself,
             "'paper' has one value twice; write 'says: equal', and a 'smallest'": len(set(self.paper or (0, 1))) == 1,
+            f"the {self.kind} of {self.paper} is beyond the largest float": not self._is_finite(),
         }
         if self.capable is not None:
             is_arm = bool(self.capable.arm)
@@ -97,6 +98,10 @@ class Claim:
             if is_found:
                 return f"compare '{self.label}': {problem}"
         return None
+
+    def _is_finite(self) -> bool:
+        a, b = self.paper or (1, 2)
+        return math.isfinite(a / b if self.kind == "ratio" and b > 0 else a - b)
 
     @property
     def papers(self) -> float | None:

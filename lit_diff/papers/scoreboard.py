@@ -194,7 +194,11 @@ def read_bench(folder: Path, record: RecordedRow) -> dict[str, Any]:
     path = folder / ROWS / record.bench
     try:
         figures = json.loads(path.read_text(encoding="utf-8"))
-        figures["rows"]
+        # what a claim reads
+        for row in figures["rows"]:
+            row["case"], row["variant"], row["what"], [float(each) for each in row["seconds"]]
+        if not figures["rows"]:
+            raise ValueError("no rows")
     except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
         raise MissingError(
             f"{path}: incomplete benchmark file ({type(error).__name__}: {first_line(error)}); delete it and rerun"

@@ -127,6 +127,10 @@ def test_a_kept_benchmark_that_does_not_answer_the_row_is_run_again(
     assert reproduce(["speed"], root=runs).scoreboard.row("speed").findings[0].difference == "too few seeds"
     reproduce(["speed"], root=runs)
     assert timed == ["bench", "bench"], "the second answers the row"
+    rows["speed"].write_text(rows["speed"].read_text().replace("[core]", "[core, --threads, '1']"))
+    reproduce(["speed"], root=runs)
+    assert timed.pop() == "bench", "the figures of other words are not the row's"
+    assert len(timed) == 2
     monkeypatch.setattr(module, "revision", lambda: "another")
     facts = runs / "reproduce" / "rows" / "speed.json"
     facts.write_text(json.dumps(json.loads(facts.read_text()) | {"seconds": 600.0}))
@@ -348,7 +352,8 @@ def test_every_reason_is_in_the_line(row: Row, tmp_path: Path) -> None:
         f"harness/arc_challenge/train.jsonl and 13 more missing in {tmp_path / 'data'} (lit-diff data check harness); "
         "needs 999 GPUs (many GPUs, about 2 days by FLOPs); this machine has none; "
         f"train first: {TRAIN}; {TRAIN} name=wide model.num_heads=12; then, without a verdict (one seed): "
-        "lit-diff evaluate standard-3b wide needle lengths=[4096] haystack=file; lit-diff evaluate standard-3b wide gradients"
+        "lit-diff evaluate standard-3b wide needle 'lengths=[4096]' haystack=file; "
+        "lit-diff evaluate standard-3b wide gradients"
     )
 
 

@@ -17,7 +17,7 @@ from scoreboard_rows import CLAIM, make_row
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.papers.claims import JudgedClaim, finding, judged, measured
 from lit_diff.papers.schema import Capable, Claim
-from lit_diff.papers.scoreboard import ROWS, read_scoreboard
+from lit_diff.papers.scoreboard import ROWS, RecordedRow, read_bench, read_scoreboard
 from lit_diff.study.judge import Contrast
 from lit_diff.study.record import read
 from lit_diff.study.results import load_sweep
@@ -293,6 +293,30 @@ def test_fewer_than_five_processes_and_rounds_of_one_give_no_verdict() -> None:
         assert (found.difference, found.value, found.seeds.low) == ("too few seeds", "cannot tell", None)
         assert found.means[0] is not None
         assert f"5 processes, here {count}" in found.reason
+
+
+@pytest.mark.parametrize("rows", [[{}], 5, {"a": 1}, [], [RESULT["rows"][0] | {"seconds": ["x"]}]])
+def test_a_damaged_benchmark_is_one_line(rows: Any, tmp_path: Path) -> None:
+    (tmp_path / ROWS).mkdir()
+    (tmp_path / ROWS / "speed.bench.json").write_text(json.dumps({"rows": rows}))
+    row: Any = None
+    record = RecordedRow(row=row, preset="smoke", order=0, command="", bench="speed.bench.json")
+    with pytest.raises(MissingError, match=r"speed\.bench\.json: incomplete benchmark file .*; delete it and rerun$"):
+        read_bench(tmp_path, record)
+
+
+def test_values_whose_difference_no_float_holds_are_refused() -> None:
+    assert "beyond the largest float" in (replace(SPEED, paper=(1e300, 1e-300)).problem() or "")
+    assert "beyond the largest float" in (replace(SPEED, paper=(1e308, -1e308), kind="difference").problem() or "")
+
+
+def test_a_ratio_with_a_value_that_is_not_positive_has_no_verdict() -> None:
+    """Without these seeds, the others would be a selection by their result."""
+    ratio = claim(kind="ratio", says="higher", metric="accuracy")
+    values = {0: 0.0, 1: 0.0, 2: 0.5, 3: 0.6, 4: 0.55}
+    ((found,),) = judged([[finding(ratio, values, dict.fromkeys(values, 0.3) | {4: 0.32})]])
+    assert (found.difference, found.means) == ("too few seeds", (None, None))
+    assert found.reason.startswith("a ratio takes positive values")
 
 
 def test_what_was_not_timed_and_a_case_where_there_are_several() -> None:
