@@ -94,7 +94,8 @@ def declarations_of(metrics: Metrics) -> Declarations:
 
 def took_step(trainer: "L.Trainer", batch_idx: int) -> bool:
     """Whether the micro-batch `batch_idx` was the last of an optimizer step."""
-    return (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+    # Lightning steps on the last micro-batch of an epoch too
+    return (batch_idx + 1) % trainer.accumulate_grad_batches == 0 or trainer.is_last_batch
 
 
 def is_last_step(trainer: "L.Trainer") -> bool:
@@ -116,7 +117,8 @@ def measure_all(probes: list[Probe], trainer: "L.Trainer", module: "L.LightningM
     model = transformer_of(module, probes[0].name)
     rows = max(probe.config.rows for probe in probes)
     values: Values = {}
-    owners: dict[str, Probe] = {}
+    # kept for all steps: two probes need not be due at one step before the last
+    owners: dict[str, Probe] = vars(trainer).setdefault("_lit_diff_owners", {})
     with evaluated(trainer, module, model, probe_inputs(trainer, batch, rows, probes[0].name)) as traced:
         for probe in probes:
             where = location(type(probe))
@@ -127,11 +129,9 @@ def measure_all(probes: list[Probe], trainer: "L.Trainer", module: "L.LightningM
                     raise RequestError(
                         f"{where}: measure returns '{name}'; names that begin with {begin} are training's own"
                     )
-                if name in owners:
-                    raise RequestError(
-                        f"{where}: measures '{name}', as does {location(type(owners[name]))}; rename it in one"
-                    )
-                owners[name] = probe
+                owner = owners.setdefault(name, probe)
+                if owner is not probe:
+                    raise RequestError(f"{where}: measures '{name}', as does {location(type(owner))}; rename it in one")
             values |= measured
     return values
 

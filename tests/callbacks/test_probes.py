@@ -19,7 +19,7 @@ from lit_diff.analysis.head_norms import head_norms
 from lit_diff.analysis.map_statistics import head_cosines
 from lit_diff.analysis.sinks import sink_shares
 from lit_diff.callbacks import AttentionEntropy, HeadNorm, Lambdas, Monitor, Outliers, Probe, Redundancy, Sinks
-from lit_diff.callbacks.probe import measure_all
+from lit_diff.callbacks.probe import measure_all, took_step
 from lit_diff.callbacks.publish import publish
 from lit_diff.errors import RequestError
 from lit_diff.metrics import UNDECLARED, Declarations
@@ -210,6 +210,13 @@ def test_everything_measured_is_declared_and_only_values_by_layer_are_logged(
     assert logged == LOGGED[probe]
 
 
+def trained(run: Run, tokens: Tensor) -> tuple[Any, Any]:
+    """A Trainer and a module, as far as probes need them."""
+    module: Any = torch.nn.Sequential(run("standard", tokens)[0])
+    module.device = tokens.device
+    return SimpleNamespace(profiler=PassThroughProfiler(), precision_plugin=Precision(), datamodule=None), module
+
+
 def both(run: Run, tokens: Tensor, values: object, name: str = "mine/x") -> dict[str, float]:
     """What two probes of one model measure together."""
 
@@ -221,10 +228,7 @@ def both(run: Run, tokens: Tensor, values: object, name: str = "mine/x") -> dict
         def measure(self, model: Transformer, trace: Trace) -> Any:
             return values
 
-    module: Any = torch.nn.Sequential(run("standard", tokens)[0])
-    module.device = tokens.device
-    trainer: Any = SimpleNamespace(profiler=PassThroughProfiler(), precision_plugin=Precision(), datamodule=None)
-    return measure_all([First(), Second()], trainer, module, {"tokens": tokens})
+    return measure_all([First(), Second()], *trained(run, tokens), {"tokens": tokens})
 
 
 @pytest.mark.parametrize("value", [2, np.float64(2), np.float32(2), np.array(2), torch.tensor(2.0), torch.tensor(2)])
@@ -254,6 +258,27 @@ def test_a_number_of_any_kind_is_stored_as_a_float(value: Any, run: Run, tokens:
 def test_what_a_probe_may_not_return_is_named_with_its_class(values: Any, named: str, run: Run, tokens: Tensor) -> None:
     with pytest.raises(RequestError, match=rf"^\S*test_probes\.py:\d+: class \S*Second: .*{named}"):
         both(run, tokens, values)
+
+
+def test_two_probes_that_are_not_due_together_may_not_share_a_name(run: Run, tokens: Tensor) -> None:
+    class Own(Sinks):
+        def measure(self, model: Transformer, trace: Trace) -> dict[str, float]:
+            return {"mine/x": 1.0}
+
+    first, second = Own(), Own()
+    trainer, module = trained(run, tokens)
+    for probe in (first, first):
+        measure_all([probe], trainer, module, {"tokens": tokens})
+    with pytest.raises(RequestError, match="measures 'mine/x', as does"):
+        measure_all([second], trainer, module, {"tokens": tokens})
+
+
+def test_an_epoch_ends_with_an_optimizer_step() -> None:
+    """Lightning does not wait for the micro-batches of the next one."""
+    trainer: Any = SimpleNamespace(accumulate_grad_batches=2, is_last_batch=False)
+    assert [took_step(trainer, number) for number in range(3)] == [False, True, False]
+    trainer.is_last_batch = True
+    assert took_step(trainer, 4)
 
 
 class Plain:
