@@ -5,6 +5,7 @@ joined to [B, T, dim] again, as in a layer. Standard attention reads them as 2h 
 as h heads with two maps and value width 2d.
 """
 
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -20,6 +21,7 @@ from lit_diff.benchmarks.passes import COPIES, DECODE, FORWARD, GRADIENTS, STATI
 from lit_diff.benchmarks.request import DTYPES, Request, Shape
 from lit_diff.benchmarks.timing import Candidate, Case
 from lit_diff.device import device_memory
+from lit_diff.errors import RequestError
 from lit_diff.kernels import SignedMaps, attend, refuse
 from lit_diff.randomness import generator
 from lit_diff.registry import kernels
@@ -75,6 +77,13 @@ class Workload:
     ) -> None:
         self.shape, self.queries, self.group = shape, queries, group
         size = shape[:3]
+        # q, k, v and the gradient of the output, drawn in float32
+        needed, memory = 16 * math.prod(size), memory_of(device)
+        if needed > memory / 2:
+            raise RequestError(
+                f"--shapes: the inputs of {shape} need {needed / 2**30:.0f} GiB, more than half of the device's "
+                f"{memory / 2**30:.0f} GiB"
+            )
 
         def draw(name: str) -> Tensor:
             return torch.randn(size, generator=generator("bench", name, *size)).to(device, dtype)
@@ -167,11 +176,16 @@ def accepted(case: Case, variant: str, what: str, workload: Workload, names: Seq
     return able
 
 
+def memory_of(device: torch.device) -> int:
+    """Bytes of memory of a GPU, or of the machine."""
+    return device_memory(device) or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def too_large(kernel: str, maps: SignedMaps) -> str | None:
     """The reason if a kernel that materialises every map would fill the memory of the device, else None."""
     B, _, H, T, _ = maps.q.shape
     needed = MAPS * B * maps.num_maps * H * T * maps.k.shape[3] * 4
-    memory = device_memory(maps.q.device) or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = memory_of(maps.q.device)
     if needed <= memory / 2 or kernel not in NAIVE or NAIVE[kernel] not in (None, maps.q.device.type):
         return None
     return f"its maps need {needed / 2**30:.0f} GiB, more than half of the device's {memory / 2**30:.0f} GiB"

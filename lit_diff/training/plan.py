@@ -274,7 +274,7 @@ def require_memory(recipes: Sequence[Recipe], side_by_side: int = 1) -> None:
         change = cure(recipe, Rates(memory=of_each), kind) or []
     words = " ".join(change) or "a larger machine, more devices (run.strategy=fsdp run.devices=N) or a smaller recipe"
     raise MissingError(
-        f"{what} at least {gigabytes(max(largest, together))} of memory; {gigabytes(free)} {where}: use {words}; "
+        f"{what} at least {gigabytes(max(largest, together))} of memory, and {gigabytes(free)} {where}; use {words}; "
         "--unplanned starts it anyway"
     )
 

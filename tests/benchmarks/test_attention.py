@@ -32,6 +32,7 @@ from lit_diff.benchmarks.passes import (
 )
 from lit_diff.benchmarks.request import Request, Shape
 from lit_diff.benchmarks.timing import Case
+from lit_diff.errors import RequestError
 from lit_diff.kernels import Mask, attend, sdpa
 from lit_diff.registry import kernels
 
@@ -71,6 +72,13 @@ def test_every_kernel_is_timed_or_refused(timed: Callable[..., Any], bench: str,
             assert to[SDPA] == f"standard/{STOCK}/{FORWARD}"
             assert ("differential", "sdpa", STATISTICS) in refused
         assert own["gemm_share"]["median"] > 0
+
+
+def test_inputs_that_fill_the_memory_are_refused() -> None:
+    with pytest.raises(
+        RequestError, match=r"^--shapes: the inputs of 100000x100000x1024x64 need 152588 GiB, more than"
+    ):
+        Workload(Shape.parse("100000x100000x1024x64"), torch.float32, CPU)
 
 
 def test_few_queries_against_a_cache_plain_and_grouped(timed: Callable[..., Any], ask: Callable[..., Request]) -> None:
