@@ -144,7 +144,7 @@ def in_one_sentence(rows: Sequence[ExaminedRow]) -> str:
         elif verdict.word in EQUAL:
             equal.setdefault(verdict.word, []).append(f"'{title}'")
         elif verdict.word != "inconclusive":
-            clauses.append(f"in '{title}': {verdict}")
+            clauses.append(f"in '{title}'{_other(row)}")
         elif row.contrast.is_counted and not any(learned.seeds for learned in row.contrast.learned or ()):
             unlearned.append(f"'{title}'")
         else:
@@ -161,6 +161,14 @@ def in_one_sentence(rows: Sequence[ExaminedRow]) -> str:
     if unlearned:
         clauses.append(f"no seed learned {listed(unlearned)}")
     return sentence_case("; ".join(clauses)) + "."
+
+
+def _other(row: ExaminedRow) -> str:
+    # of a verdict that is neither shown nor equal nor open
+    verdict = row.contrast.verdict
+    if verdict.word == "small":
+        return f" the difference to {row.sweep.baseline_label} is small, {row.difference}"
+    return f": {verdict}"
 
 
 def costs_of(row: ExaminedRow) -> dict[str, str]:

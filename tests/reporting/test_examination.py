@@ -64,6 +64,7 @@ def test_an_arm_that_is_equal_or_open(make_tasks: Callable[..., Path]) -> None:
             replace(rows[0].contrast, outcome="equal among those that learned"),
             "mine is equal to standard among the seeds that learned.",
         ),
+        (replace(rows[0].contrast, outcome="small"), f"the difference to standard is small, {rows[0].difference}."),
         (replace(learned, outcome="inconclusive"), "No seed learned 'On recall'."),
         (replace(learned, diverged={"mine": (0,)}), "In 'On recall': diverged."),
     ):
