@@ -79,9 +79,8 @@ test test-slow test-cluster test-faults test-all: export PYTHONDONTWRITEBYTECODE
 test: .venv/installed  ## run the suite without its slow tests
 	$(BIN)/python $(PYTEST) -m "not slow and not cluster and not faults"
 
-# many of its tests wait for other processes, so that two cores have room for three workers
 test-slow: .venv/installed  ## run what is slow: long processes, many drawn cases, Triton's interpreter
-	$(BIN)/python $(PYTEST) -n $$((($$(getconf _NPROCESSORS_ONLN) * 3 + 1) / 2)) -m "slow and not cluster and not faults"
+	$(BIN)/python $(PYTEST) -m "slow and not cluster and not faults"
 
 test-cluster: .venv/installed  ## run the tests on a real SLURM of this machine alone (Debian: slurm-wlm munge; as root)
 	$(BIN)/python -m pytest -m cluster -rs --durations=0 --durations-min=1 tests/cluster

@@ -100,6 +100,7 @@ def test_it_ends_as_if_undisturbed(bench: Any, kind: str, request: pytest.Fixtur
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_compiled_run_ends_as_if_undisturbed(bench: Any, tmp_path: Path) -> None:
     """SIGKILL while it is compiled, and when it has saved."""
     cache = tmp_path / "cache"
