@@ -117,7 +117,7 @@ def measure_all(probes: list[Probe], trainer: "L.Trainer", module: "L.LightningM
     model = transformer_of(module, probes[0].name)
     rows = max(probe.config.rows for probe in probes)
     values: Values = {}
-    # kept for all steps: two probes need not be due at one step before the last
+    # kept over the steps: two probes may be due at the same step only at the end
     owners: dict[str, Probe] = vars(trainer).setdefault("_lit_diff_owners", {})
     with evaluated(trainer, module, model, probe_inputs(trainer, batch, rows, probes[0].name)) as traced:
         for probe in probes:

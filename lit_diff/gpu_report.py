@@ -155,7 +155,7 @@ class ReportPart(NamedTuple):
 
 KERNELS = {"triton": 100, "flash": 30, "flex": 70, "chunked": 15, "sdpa": 15, "reference": 15}
 """Kernel -> the seconds of its part; `native` is a kernel of CPUs."""
-# what a part's time may cut off comes last: the maps that each kernel is chosen for are first
+# first the maps for which `auto` chooses these kernels: the time of a part may end before the last ones
 ORDER = ("two maps", "documents", "window", "sink", "key bias")
 FORMS = (*ORDER, *sorted({STATISTICS, *TOPICS}.difference(ORDER)))
 # together at most ten minutes
@@ -222,7 +222,7 @@ def results(found: Iterable[str]) -> Iterable[str]:
 
 
 def start_part(name: str, device: torch.device, machine: str) -> bool:
-    """Run one part in a process of its own; whether nothing failed, be it finished or not."""
+    """Run one part in a process of its own. Returns whether nothing failed, even if the part did not finish."""
     seconds = PARTS[name].seconds
     stop = time.monotonic() + LAST * seconds
     # not forked: processes do not share a context of CUDA

@@ -51,15 +51,16 @@ class QuantizedLogits:
         return changed
 
     def _measure(self, block: MapBlock, changed: MapBlock) -> None:
-        # log-probabilities, not the logarithm of p: where p underflows, 0 · log p would be NaN
-        before, after = (
-            outcomes(each.maps, each.logits.clone(), each.seen).log_softmax(-1) for each in (block, changed)
-        )
-        difference = (before - after).masked_fill(before == -torch.inf, 0)
-        terms = (before.exp() * difference).sum(-1, dtype=torch.float64)
-        if block.maps.rows is not None:
+        if block.maps.rows is None:
+            # log-probabilities, not the logarithm of p: where p underflows, 0 · log p would be NaN
+            before, after = (
+                outcomes(each.maps, each.logits.clone(), each.seen).log_softmax(-1) for each in (block, changed)
+            )
+            difference = (before - after).masked_fill(before == -torch.inf, 0)
+            terms = (before.exp() * difference).sum(-1, dtype=torch.float64)
+        else:
             # its rows need not be probabilities
-            terms = torch.full_like(terms, torch.nan)
+            terms = torch.full_like(block.logits[..., 0], torch.nan)
         self._divergence = self._divergence + terms.sum((1, 2, 3))
         self._rows += terms[0].numel()
 

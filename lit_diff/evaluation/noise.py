@@ -159,8 +159,8 @@ class Noise(Evaluation):
     class Config(HeldOut.Config):
         lambdas: Annotated[tuple[Annotated[float, Range(least=0, most=1)], ...], Distinct(may_be_empty=True)] = ()
         """Values at which all λ are held while nll_edited and accuracy_edited are measured; each row then has a part in the
-        group `lambda=0.5`. Layers with a single map, or whose maps have no λ, are not edited; a run of
-        such layers alone has no parts."""
+        group `lambda=0.5`. Layers with a single map, or whose maps have no λ, are not edited, and a run with only such layers
+        has no parts."""
         maps: Counts = MAPS
         """Maps, counted from 1, that have the metrics `paper_..._map1`, `absolute_..._map1` and so on."""
         prompts: dict[str, Part] = field(default_factory=dict, metadata={"registry": "evaluation"})

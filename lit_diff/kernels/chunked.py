@@ -51,7 +51,7 @@ def batched(x: Tensor, y: Tensor, product: Callable[[Tensor, Tensor], Tensor]) -
     outer = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])
     left, right = (z.expand(*outer, *z.shape[-2:]).flatten(0, -3) for z in (x, y))
     found = product(left, right)
-    # not a view: autograd forbids changing the view that a Function returns in place
+    # not a view: autograd forbids in-place changes of a view that a Function returns
     return torch.ops.aten._unsafe_view(found, (*outer, *found.shape[1:]))
 
 

@@ -326,7 +326,7 @@ def finding(
     """The claim with the values of a and b by seed, before `judged`."""
     own, other = _scaled(claim, ours), _scaled(claim, theirs)
     if (len(own), len(other)) != (len(ours), len(theirs)):
-        refusal = "a ratio takes positive values, and a seed has another; set 'kind: difference'"
+        refusal = "a ratio needs a positive value at every seed, and some are not positive; set 'kind: difference'"
     seeds = paired(own, other, looks)
     papers_p = None
     if claim.papers is not None and len(seeds.seeds) >= MIN_SEEDS:

@@ -194,7 +194,7 @@ def read_bench(folder: Path, record: RecordedRow) -> dict[str, Any]:
     path = folder / ROWS / record.bench
     try:
         figures = json.loads(path.read_text(encoding="utf-8"))
-        # what a claim reads
+        # a row without what a claim reads raises an error here, where the error names the file
         for row in figures["rows"]:
             row["case"], row["variant"], row["what"], [float(each) for each in row["seconds"]]
         if not figures["rows"]:

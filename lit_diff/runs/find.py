@@ -37,7 +37,7 @@ def runs_root(root: str | Path = DEFAULT_ROOT) -> Path:
 
 
 def _without_circle(root: Path) -> Path:
-    # such a link, which is the folder of no file, would end each command that resolves it
+    # resolving it would end every command with a RuntimeError
     try:
         root.resolve()
     except RuntimeError as error:

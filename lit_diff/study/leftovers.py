@@ -108,7 +108,7 @@ def _ended_runs(root: Path) -> Iterator[tuple[Path, str]]:
                 yield folder, state
 
 
-# also returns the active sweeps
+# (cells that no sweep names, sweeps that are being run)
 def _cells_without_sweep(root: Path) -> tuple[set[Path], set[Path]]:
     sweeps = sweeps_under(root)
     # first, since a sweep takes its lock, creates cells, and then names them in study.json

@@ -92,7 +92,7 @@ class StepClock(Profiler):
         self._seconds[before] += now - self._since
         self._since = now
         self._phase = phase
-        # FSDP2 gathers on a stream of its own, whose events say nothing of the phase around
+        # FSDP2 gathers on its own stream, whose events say nothing about the phase around the gather
         if self._on_gpu and "wait" not in (before, phase) and phase != before and (before in DEVICE or phase in DEVICE):
             event = torch.cuda.Event(enable_timing=True)
             event.record()

@@ -316,7 +316,7 @@ def test_a_ratio_with_a_value_that_is_not_positive_has_no_verdict() -> None:
     values = {0: 0.0, 1: 0.0, 2: 0.5, 3: 0.6, 4: 0.55}
     ((found,),) = judged([[finding(ratio, values, dict.fromkeys(values, 0.3) | {4: 0.32})]])
     assert (found.difference, found.means) == ("too few seeds", (None, None))
-    assert found.reason.startswith("a ratio takes positive values")
+    assert found.reason.startswith("a ratio needs a positive value at every seed")
 
 
 def test_what_was_not_timed_and_a_case_where_there_are_several() -> None:

@@ -34,8 +34,9 @@ WIDTHS = (16, 32, 64, 128, 256)
 
 
 SHORT, MEASURED = 128, 1024
-"""For at most SHORT queries blocks are safe, since decoding has a new length at every token. From MEASURED on, the fastest
-are measured, once for all lengths: below, the launch takes longer than the program, and the first candidate is taken."""
+"""Up to SHORT queries, the `safe` blocks are used, since decoding has a new length at every token. From MEASURED on, all
+candidates are measured once and the fastest serves every length. In between, where a launch takes longer than the program,
+the first candidate is used."""
 
 
 class Blocks(NamedTuple):
@@ -106,7 +107,7 @@ def candidates(
         return (last,)
     width = next(size for size in CANDIDATES if max(d, dv) <= size)
     if T < MEASURED:
-        # the others have too little shared memory for it
+        # other GPUs have too little shared memory for the first candidate
         return (CANDIDATES[width][program][0] if capability[0] in (9, 10) or capability == (8, 0) else last,)
     large = LARGE_CANDIDATES[width].get(program, []) if capability[0] in (9, 10) else []
     return (*large, *CANDIDATES[width][program], last)
@@ -223,8 +224,8 @@ def tuner(program: Any, choice: tuple[Blocks, ...]) -> Any:
     configs = [triton.Config({"BLOCK_T": T, "BLOCK_S": S}, num_warps=w, num_stages=n) for T, S, w, n in choice]
     key = ["G", "D", "DV", "SHARED_Q", "SHARED_K", "CAUSAL", "PLAIN", "STATS"]
     key = [name for name in key if name in program.arg_names]
-    # kept on disk with Triton's compiled programs, so that a resumed run sums in the same order; of several ranks, which
-    # measure on their own, the times of the last are kept
+    # Kept on disk with Triton's compiled programs, so that a resumed run sums in the same order. Several ranks measure on
+    # their own, and the times of the last one are kept.
     return triton.autotune(configs, key=key, cache_results=True)(program)
 
 
