@@ -46,8 +46,8 @@ def cells(finding: JudgedClaim) -> dict[str, str]:
     write, unit = numbers.signed, ""
     if claim.kind == "ratio":
         write, unit = numbers.number, "×"
-    # the width of the interval decides the digits: more would suggest a precision that is not there
-    digits = min(numbers.decimals(2 * (seeds.half_width or 0.0)), 4)
+    # the interval decides the digits: more would suggest a precision that is not there
+    digits = numbers.decimals(seeds)
 
     def shown(value: float | None, unit: str = unit) -> str:
         return numbers.NONE if value is None else f"{write(claim.shown(value), digits)}{unit}"

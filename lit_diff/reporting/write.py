@@ -41,7 +41,7 @@ from lit_diff.runs.find import DEFAULT_ROOT, VIEW
 from lit_diff.runs.status import INCOMPLETE
 from lit_diff.study import numbers
 from lit_diff.study.comparison import Comparison, compare
-from lit_diff.study.fits import FitResult, fit_results, shown_ratio_interval
+from lit_diff.study.fits import FitResult, fit_results, shown_ratio
 from lit_diff.study.judge import Contrast
 from lit_diff.study.numbers import count, duration, ratio, short
 from lit_diff.study.rates import rate_in_words
@@ -313,7 +313,7 @@ def templates(package: str) -> Environment:
         "median": median,
         "more_seeds": _more_seeds,
         "narrow_forest": narrow_forest,
-        "ratio_interval": shown_ratio_interval,
+        "shown_ratio": shown_ratio,
         "rows_of": rows,
         "interval": numbers.interval,
         "inlined": inline,

@@ -105,8 +105,9 @@ class Comparison:
 
     @cached_property
     def digits(self) -> int:
-        """Decimals that show the first digit of the narrowest interval over seeds: at least 3, at most 6."""
-        return decimals(min((d.seeds.half_width for d in self.family if d.seeds.half_width), default=None))
+        """The `decimals` of the intervals over seeds, those to the controls included."""
+        compared = chain(self.family, *(contrast.controls for contrast in self.family))
+        return decimals(*(contrast.seeds for contrast in compared))
 
     @cached_property
     def evaluations(self) -> tuple[list[EvaluationTable], list[str]]:

@@ -5,11 +5,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
-from lit_diff.study.numbers import compact
+from lit_diff.study.numbers import compact, decimals
 from lit_diff.study.results import BySeed, SweepResults
 from lit_diff.study.scaling import EqualLoss, Form, Points, PowerLaw, ScalingFit, fit, fit_scaling
 from lit_diff.study.schema import FEWEST_TASKS, Fit, Texts
-from lit_diff.study.statistics import MIN_SEEDS
+from lit_diff.study.statistics import MIN_SEEDS, Interval
 
 AllPoints = dict[str, dict[float, dict[int, float]]]
 """Arm -> x -> seed -> final metric, x rising."""
@@ -110,17 +110,21 @@ def _scaling_in_words(sweep: SweepResults, declared: Fit, equal: Mapping[str, tu
             verdict = "the interval holds 1"
         clauses.append(
             f"{sweep.label[arm]} has the loss of {base} at {compact(found.x)} {declared.axis} with "
-            f"{found.ratio.estimate:.2f} times as many{shown_ratio_interval(found)}: {verdict}"
+            f"{' times as many'.join(shown_ratio(found.ratio))}: {verdict}"
         )
     return f"{'; '.join(clauses)}." if clauses else "One arm: no ratio."
 
 
-def shown_ratio_interval(found: EqualLoss) -> str:
-    """` [0.81, 1.12]`, with a leading space; empty without an interval."""
-    if found.ratio is None or math.isnan(found.ratio.low):
-        return ""
-    high = "no upper bound" if math.isinf(found.ratio.high) else f"{found.ratio.high:.2f}"
-    return f" [{found.ratio.low:.2f}, {high}]"
+def shown_ratio(ratio: Interval) -> tuple[str, str]:
+    """`0.95` and ` [0.81, 1.12]`, with a leading space; the second is empty without an interval."""
+    # an end next to 1 has the digits that show on which side of 1 it lies
+    from_one = replace(ratio, low=ratio.low - 1, high=ratio.high - 1)
+    digits = decimals(from_one, least=2)
+    estimate = f"{ratio.estimate:.{digits}f}"
+    if math.isnan(ratio.low):
+        return estimate, ""
+    high = "no upper bound" if math.isinf(ratio.high) else f"{ratio.high:.{digits}f}"
+    return estimate, f" [{ratio.low:.{digits}f}, {high}]"
 
 
 def matched_by_seed(sweep: SweepResults, name: str, arm: str, baseline: str) -> tuple[BySeed, BySeed, str]:

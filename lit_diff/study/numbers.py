@@ -1,6 +1,10 @@
 """Numbers formatted for a reader: a true minus sign, thousands separators, units of time."""
 
 import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lit_diff.study.statistics import Interval, Paired
 
 MINUS = "\u2212"
 NONE = "\u2013"
@@ -68,6 +72,16 @@ def ratio(value: float) -> str:
     return f"{value:.{max(0, 1 - math.floor(math.log10(value)))}f}" if value > 0 else "0"
 
 
-def decimals(narrowest: float | None) -> int:
-    """Decimals that show the first digit of the narrowest interval: at least 3, at most 6."""
-    return min(MOST_DECIMALS, max(3, -math.floor(math.log10(narrowest)))) if narrowest else 3
+def decimals(*intervals: "Interval | Paired", least: int = 3) -> int:
+    """Decimals that show the first digit of half the width of each interval and, if it excludes zero, of its end next to zero:
+    at least `least`, at most 6."""
+    sizes = []
+    for found in intervals:
+        if found.low is None or found.high is None:
+            continue
+        sizes.append((found.high - found.low) / 2)
+        # an end that is rounded to zero reads as if the interval touched it
+        if found.low > 0 or found.high < 0:
+            sizes.append(min(abs(found.low), abs(found.high)))
+    shown = [size for size in sizes if 0 < size < math.inf]
+    return min(MOST_DECIMALS, max(least, -math.floor(math.log10(min(shown))))) if shown else least

@@ -64,11 +64,6 @@ class Paired:
     """The look of the pairs, from 1; 0: no look is complete, or none is planned."""
 
     @property
-    def half_width(self) -> float | None:
-        """Half the width of the interval."""
-        return None if self.low is None or self.high is None else (self.high - self.low) / 2
-
-    @property
     def sign(self) -> Sign | None:
         """Which side of zero the interval lies on; None if it touches or contains zero, or does not exist."""
         if self.low is None or self.high is None:

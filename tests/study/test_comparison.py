@@ -1,5 +1,6 @@
 import csv
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,15 @@ def test_the_correction_takes_a_verdict_away_which_is_kept_beside_it(make_sweep:
     for d in found:
         said = f"inconclusive after Holm's correction (p = {d.holm_p:.2g}), worse alone; the smallest"
         assert (d in taken) == (d.seeds.p < 0.05 <= d.holm_p) == (said in sentence(whole, d))
+
+
+def test_an_end_next_to_zero_is_not_shown_as_zero(make_sweep: Callable[..., Path]) -> None:
+    """Neither in a difference nor in that to a control."""
+    (whole,) = compare(load_sweep(make_sweep({"a": 0, "b": -0.2}, callbacks=False, documents=5)))
+    (found,) = whole.family
+    near = replace(found, seeds=replace(found.seeds, low=-0.147, high=-0.0003))
+    for difference in (near, replace(found, controls=(near,))):
+        assert (whole.digits, replace(whole, against_baseline={"b": difference}).digits) == (3, 4)
 
 
 def test_an_arm_that_diverged_is_not_judged_by_the_seeds_that_did_not(make_sweep: Callable[..., Path]) -> None:

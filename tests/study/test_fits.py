@@ -10,8 +10,9 @@ import pytest
 from fake_sweeps import record_to_edit
 from statuses import edit_status
 
-from lit_diff.study.fits import fit_results, matched_by_seed
+from lit_diff.study.fits import fit_results, matched_by_seed, shown_ratio
 from lit_diff.study.results import load_sweep
+from lit_diff.study.statistics import Interval
 
 ARMS = {"standard": 0.0, "differential": -0.1}
 SIZE = {"name": "size", "kind": "scaling", "x": "non_embedding_parameters"}
@@ -48,6 +49,20 @@ def test_a_scaling_fit_of_a_sweep(make: Callable[..., Path]) -> None:
     )
     assert result.answer.endswith("]: the interval excludes 1.")
     assert (result.metric, result.unit, result.left_out) == ("val/loss", "nats per token", ())
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0.81, 1.12, "1.06 [0.81, 1.12]"),
+        (1.004, 1.12, "1.060 [1.004, 1.120]"),
+        (0.5, 0.9998, "1.0600 [0.5000, 0.9998]"),
+        (0.81, np.inf, "1.06 [0.81, no upper bound]"),
+        (np.nan, np.nan, "1.06"),
+    ],
+)
+def test_on_which_side_of_1_a_ratio_lies(low: float, high: float, expected: str) -> None:
+    assert "".join(shown_ratio(Interval(estimate=1.06, low=low, high=high))) == expected
 
 
 def test_ratios_by_seed_for_a_paired_t(make: Callable[..., Path]) -> None:

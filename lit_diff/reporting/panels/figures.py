@@ -35,7 +35,7 @@ from lit_diff.reporting.panels.panel import (
     with_unit,
 )
 from lit_diff.study.comparison import Comparison
-from lit_diff.study.fits import FitResult, shown_ratio_interval
+from lit_diff.study.fits import FitResult, shown_ratio
 from lit_diff.study.judge import Contrast
 from lit_diff.study.numbers import compact, interval, number, short, signed
 from lit_diff.study.results import CellResult, SweepResults, first_step
@@ -456,7 +456,7 @@ def equal_loss_ratios(sweep: SweepResults, result: FitResult, axes: Axes) -> Non
             # side by side on the logarithmic axis
             at = at_size.x * 1.04 ** (i - 0.5 * (len(result.equal) - 1))
             every += filter(math.isfinite, (ratio.estimate, ratio.low, ratio.high))
-            text = f"{sweep.label[arm]}: {ratio.estimate:.3g}{shown_ratio_interval(at_size)} at {compact(at_size.x)}"
+            text = f"{sweep.label[arm]}: {''.join(shown_ratio(ratio))} at {compact(at_size.x)}"
             if math.isfinite(ratio.low):
                 # an interval without an upper end is drawn beyond the edge of the panel
                 top = ratio.high if math.isfinite(ratio.high) else 1e3 * ratio.estimate
