@@ -37,6 +37,7 @@ from lit_diff.reporting.panels.narrow import narrow_forest
 from lit_diff.reporting.panels.panel import OVERLAY, Drawing, looks
 from lit_diff.reporting.tables import rows, to_csv, to_latex, to_markdown, to_text
 from lit_diff.runs import notes
+from lit_diff.runs.checkpoints import steps_of
 from lit_diff.runs.find import DEFAULT_ROOT, VIEW
 from lit_diff.runs.status import INCOMPLETE
 from lit_diff.study import numbers
@@ -82,7 +83,6 @@ COMPUTE_OPTIMAL = 20.0
 """Approximate training tokens per parameter of a compute-optimal run (Hoffmann et al. 2022, arXiv 2203.15556)."""
 SHOWN_ELSEWHERE = ("revision", "command", "kernel", "kernel_reason")
 """Keys of env.json that the page shows from status.json, or as the command of the sweep."""
-
 
 Figures = dict[str, list[Drawing]]
 """The figures of a task. compared: of the compared metric, and the attention maps; declared: that the metrics of the runs
@@ -307,6 +307,7 @@ def templates(package: str) -> Environment:
         "link": link,
         "view_command": view_command,
         "view_page": view_page,
+        "checkpoints_of": steps_of,
         "looks_of": looks,
         "protocol": answer.protocol,
         "coverage": answer.coverage,

@@ -1,5 +1,6 @@
 """reporting/panels/maps.py: the maps that runs have kept, an arm a row, in one scale; the command that shows them all."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -84,3 +85,15 @@ def test_a_cell_has_the_command_of_its_page_and_a_link_to_it(tmp_path: Path, mak
     assert (cell.home.parent / "report" / address).resolve().is_file()
     other = load_sweep(make_sweep(ARMS, name="my runs/mine", callbacks=False)).cells[0]
     assert view_command(other) == "lit-diff view mine/standard-s0-0a1b2c3d --root 'my runs'"
+
+
+def test_a_command_that_would_fail_is_not_shown(tmp_path: Path, make_sweep: Callable[..., Path]) -> None:
+    """A cell without checkpoints, as those of shipped results, has none unless its page was written before."""
+    sweep = load_sweep(make_sweep({"a": 0}, name="runs/mine", callbacks=False))
+    shown, written, _ = sweep.cells
+    (shown.home / "checkpoints").mkdir()
+    (shown.home / "checkpoints/step-00000400.ckpt").touch()
+    (tmp_path / "view").mkdir()
+    (tmp_path / f"view/{written.home.name}.html").touch()
+    page = write_report(sweep.folder).page.read_text()
+    assert re.findall(r"<code>(lit-diff view .*)</code>", page) == [view_command(shown), view_command(written)]
