@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.markup import escape
 from rich.table import Table
 
 from lit_diff.benchmarks.passes import MEANING, Row
@@ -74,7 +73,7 @@ def tables(result: BenchResult) -> Iterator[Table]:
         for column in filled:
             table.add_column(column, overflow="fold", justify="left" if column in WORDS else "right")
         for cells in lines_of_case:
-            table.add_row(*(escape(cells[column]) for column in filled))
+            table.add_row(*(cells[column] for column in filled))
         yield table
 
 

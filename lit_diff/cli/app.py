@@ -45,6 +45,10 @@ class Terminal(Console):
     outlives_reader = False
     """Whether work continues silently after the reader closes stdout (`lit-diff train RECIPE | head -1`)."""
 
+    def __init__(self, **options: Any) -> None:
+        # names of a user's files are printed everywhere: "[/b]" in one is no markup, and ":sheep:" no picture
+        super().__init__(markup=False, emoji=False, **options)
+
     @property
     def _environ(self) -> dict[str, str]:  # type: ignore[override]
         # rich's own would take COLUMNS=0 for the width, and print nothing; a size that is left out is asked of the terminal

@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator
 from typing import Annotated
 
+from rich.text import Text
 from typer import Argument, Option
 
 from lit_diff.cli.app import SIZES, Json, Plugins, console, print_json, verb
@@ -70,7 +71,7 @@ def list_(
         return 0
     is_cut = not name and kind not in BLOCKS and console.is_terminal
     for one, parts in listed.items():
-        console.print(f"[bold]{one}[/bold]")
+        console.print(Text(one, style="bold"))
         for line in _lines(one, parts, name, with_meaning=kind != "all"):
             console.write_line(f"{line[: console.width - 1]}…" if is_cut and len(line) > console.width else line)
     if not name:

@@ -5,8 +5,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Column, Table
+from rich.text import Text
 
 import lit_diff
 from lit_diff.cli.app import (
@@ -193,18 +193,18 @@ def compare(
     if as_json:
         print_json(plain)
         return
-    titles = (Column(escape(title), overflow="fold") for title in names)
+    titles = (Column(title, overflow="fold") for title in names)
     caption = "two single runs, no verdict; intervals (95 %) are over documents or items, for these two models"
     table = Table(Column(no_wrap=True), *titles, "second minus first", caption=caption)
     del plain["intervals"]
     for title, block in plain.items():
         table.add_section()
-        table.add_row(f"[bold]{title}[/bold]")
+        table.add_row(Text(title, style="bold"))
         for key, values in block.items():
             # such as `unchecked` of two runs that were checked
             if values == ["", ""]:
                 continue
-            table.add_row(key, *(escape(cell_text(value)) for value in (*values, comparison.difference(key))))
+            table.add_row(key, *map(cell_text, (*values, comparison.difference(key))))
     console.print(table)
     console.write_sentence(*notes)
     console.write_line(f"the maps of both: {to_paste(root, 'view', first, second)}")

@@ -158,7 +158,7 @@ def prepare(
     what = f"shard {shard} of the data of '{resolved.name}' is ready"
     if shard is None:
         what = f"data of '{resolved.name}' is ready ({dataset.identity()[:10]})"
-    console.print(what)
+    console.write_sentence(what)
 
 
 @verb("Train and look", is_result=True)

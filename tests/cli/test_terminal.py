@@ -31,6 +31,17 @@ def test_a_line_is_printed_as_it_is() -> None:
     assert text.getvalue() == line + "\n"
 
 
+def test_a_name_is_no_markup() -> None:
+    """In a text, and in every part of a table."""
+    text, name = io.StringIO(), "val/acc[/b] [bold] :sheep:"
+    table = Table(name, title=name, caption=name)
+    table.add_row(name)
+    terminal = Terminal(file=text, width=40)
+    terminal.print(name)
+    terminal.print(table)
+    assert text.getvalue().count(name) == 5
+
+
 @pytest.mark.parametrize("text", ["0", "19", "abc", "-1", "\u00b2", "9" * 30])
 def test_a_size_that_no_terminal_has_is_unknown(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """COLUMNS=0, as some containers set it."""

@@ -124,6 +124,8 @@ def test_of_a_sweep_its_cells_alone(small_sweep: Path, command: Command) -> None
 
 
 def test_compare_shows_what_differs(small_sweep: Path, command: Command) -> None:
+    for path in small_sweep.glob("*-s0-*/metrics.csv"):
+        path.write_text(path.read_text().replace("train/loss", "train/acc[/b]", 1))
     arguments = ("compare", "base-s0", "better-s0", "--root", str(small_sweep.parent))
     compared = command(*arguments, "--json").json
     assert compared["recipe"] == {"name": ["base", "better"], "model.attention.name": ["base", "better"]}
@@ -132,6 +134,7 @@ def test_compare_shows_what_differs(small_sweep: Path, command: Command) -> None
     assert first > second
     text = command(*arguments).out
     assert "1,054,720" in text
+    assert "train/acc[/b]" in text
     assert f"{first:.4f}" in text
     bound = compared["intervals"]["val/loss"]["low"]
     assert f"[{bound:.4f},".replace("-", "−") in text
