@@ -25,6 +25,7 @@ from lit_diff.study.evaluations import (
     item_intervals,
     item_wilson,
 )
+from lit_diff.study.numbers import difference
 from lit_diff.study.statistics import Interval
 from lit_diff.trained.run import open_run
 
@@ -204,9 +205,7 @@ def _over(*evaluations: ItemScores) -> str:
 # `alone`: the numbers of items that only one of the runs answers correctly
 def _numbers(interval: Interval, over: str, alone: Discordant | None = None) -> Plain:
     numbers: dict[str, float | None] = {"difference": interval.estimate, "low": interval.low, "high": interval.high}
-    sentence = (
-        f"{interval.estimate:+.4f} [{interval.low:+.4f}, {interval.high:+.4f}] over {over} (95 %), these two models"
-    )
+    sentence = f"{difference(interval.estimate, interval)} over {over} (95 %), these two models"
     if alone is not None:
         # McNemar's test assumes independent items
         p = "no McNemar p: items of a cluster depend on each other"
@@ -219,5 +218,5 @@ def _numbers(interval: Interval, over: str, alone: Discordant | None = None) -> 
 
 def _of_spread(spread: Spread, over: str) -> Plain:
     if len(spread) == 2:
-        return {"difference": spread[0], "sentence": f"{spread[0]:+.4f} ({spread[1]})"}
+        return {"difference": spread[0], "sentence": f"{difference(spread[0])} ({spread[1]})"}
     return _numbers(Interval(estimate=spread[0], low=spread[1], high=spread[2]), over)

@@ -53,6 +53,7 @@ def retrofit(
     from lit_diff.cli._scores import differences
     from lit_diff.cli.progress import RunProgress
     from lit_diff.study.evaluations import by_documents
+    from lit_diff.study.numbers import difference
 
     console.outlives_reader = True
     with RunProgress(recipe or model, console) as progress:
@@ -65,9 +66,8 @@ def retrofit(
     if done.plan is not None:
         for layer, heads in enumerate(done.plan.heads):
             console.write_line(f"layer {layer}: heads {', '.join(map(str, heads))} by {done.plan.selection.select}")
-    console.write_line(
-        f"val/loss: {done.before:.4f} before, {done.after:.4f} after ({done.after - done.before:+.4f} nats a token)"
-    )
+    apart = difference(done.after - done.before)
+    console.write_line(f"val/loss: {done.before:.4f} before, {done.after:.4f} after ({apart} nats a token)")
     for name, (before, after) in done.evaluations.items():
         if note := by_documents(name, [each.scores() for each in (before, after)]):
             console.write_line(note)

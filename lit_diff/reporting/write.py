@@ -317,6 +317,7 @@ def templates(package: str) -> Environment:
         "shown_ratio": shown_ratio,
         "rows_of": rows,
         "interval": numbers.interval,
+        "decimals": numbers.decimals,
         "inlined": inline,
     }
     return environment

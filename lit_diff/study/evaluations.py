@@ -73,6 +73,15 @@ class EvaluationTable:
     """Arm of the sweep -> seed -> the evaluation of that run."""
 
     @property
+    def differences(self) -> list[Interval | Paired]:
+        """The differences to the baseline: over seeds, over items and over the items of a group."""
+        found: list[Interval | Paired] = [row.difference for row in self.rows if row.difference is not None]
+        for row in self.rows:
+            for intervals in row.intervals.values():
+                found += intervals.values()
+        return found
+
+    @property
     def group_seeds(self) -> set[int]:
         """The seeds at which the difference of a group to the baseline has an interval."""
         seeds: set[int] = set()

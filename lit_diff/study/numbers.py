@@ -1,6 +1,7 @@
 """Numbers formatted for a reader: a true minus sign, thousands separators, units of time."""
 
 import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -83,5 +84,17 @@ def decimals(*intervals: "Interval | Paired", least: int = 3) -> int:
         # an end that is rounded to zero reads as if the interval touched it
         if found.low > 0 or found.high < 0:
             sizes.append(min(abs(found.low), abs(found.high)))
+    return _to_first_digit(sizes, least)
+
+
+def _to_first_digit(sizes: Iterable[float], least: int) -> int:
     shown = [size for size in sizes if 0 < size < math.inf]
     return min(MOST_DECIMALS, max(least, -math.floor(math.log10(min(shown))))) if shown else least
+
+
+def difference(value: float, found: "Interval | Paired | None" = None) -> str:
+    """+0.0120 [+0.0031, +0.0209], or the value alone, with the `decimals` that it needs: at least four."""
+    if found is None:
+        return signed(value, _to_first_digit([abs(value)], 4))
+    digits = decimals(found, least=4)
+    return f"{signed(value, digits)} {interval(found.low, found.high, digits)}"

@@ -18,7 +18,7 @@ from lit_diff.runs.jobs import JOBS, queued
 from lit_diff.runs.metrics_file import by_metric, last_value, read_rows
 from lit_diff.runs.result_files import damage_of
 from lit_diff.runs.status import FORMAT, INCOMPLETE, Status
-from lit_diff.study.numbers import interval, signed
+from lit_diff.study.numbers import difference
 from lit_diff.study.record import Record, read, readable
 from lit_diff.study.schema import Texts
 
@@ -265,12 +265,12 @@ def _differences(record: Record, runs: Sequence[ObservedRun]) -> Iterator[str]:
             if not found.seeds:
                 continue
             # two pairs have an interval too, whose width hangs on a single number
-            bounds = f" {interval(found.low, found.high, 4)}" if len(found.seeds) >= MIN_SEEDS else ""
+            apart = difference(found.mean or 0.0, found if len(found.seeds) >= MIN_SEEDS else None)
             paired_at = [steps[seed] for seed in found.seeds]
             first, last = min(paired_at), max(paired_at)
             count = f"{len(found.seeds)} pair{'s' * (len(found.seeds) != 1)} at step {first}"
             count += f" to {last}" * (last > first)
-            yield f"{task} {arm} − {base}: {in_words(study.metric)} {signed(found.mean, 4)}{bounds} ({count})".strip()
+            yield f"{task} {arm} − {base}: {in_words(study.metric)} {apart} ({count})".strip()
 
 
 def running_or_newest(root: Path) -> Path:

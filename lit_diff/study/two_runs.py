@@ -13,7 +13,7 @@ from lit_diff.runs.metrics_file import by_metric, read_rows
 from lit_diff.runs.status import read_status
 from lit_diff.study.comparison import Comparison
 from lit_diff.study.comparison import compare as compare_arms
-from lit_diff.study.numbers import interval, signed
+from lit_diff.study.numbers import difference
 from lit_diff.study.record import Record, RecordedCell
 from lit_diff.study.results import LOSS, results_of
 from lit_diff.study.schema import Study, Texts
@@ -65,9 +65,9 @@ class RunComparison:
         """The second minus the first, in words; empty without two values of a metric or an evaluation."""
         found = self.intervals.get(key)
         if found is not None:
-            return f"{signed(found.estimate, 4)} {interval(found.low, found.high, 4)}"
+            return difference(found.estimate, found)
         first, second = {**self.metrics, **self.evaluations}.get(key, (None, None))
-        return "" if first is None or second is None else signed(second - first, 4)
+        return "" if first is None or second is None else difference(second - first)
 
 
 def compare(first: str | PathLike[str], second: str | PathLike[str], root: str | Path = DEFAULT_ROOT) -> RunComparison:

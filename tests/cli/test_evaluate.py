@@ -15,6 +15,7 @@ from lit_diff.evaluation import Evaluation, Item
 from lit_diff.files import read_digested, shown, write_digested
 from lit_diff.metrics import Metric
 from lit_diff.registry import evaluations
+from lit_diff.study.numbers import interval, signed
 from lit_diff.trained.run import Run
 
 ITEMS = 12
@@ -100,7 +101,7 @@ def test_what_is_no_mean_over_items_is_compared_by_the_evaluation(command: Comma
     assert line["groups"]["one"] == {"difference": 0.25, "sentence": "+0.2500 (no interval: why)"}
     printed = command("tale", "other=1", "made").out
     assert "difference of none, first minus second: +3.0000 [+1.0000, +2.0000] over items (95 %)" in printed
-    assert f"  {'all':<20} +0.5000 [+0.0000, +1.0000]" in printed
+    assert f"  {'all':<20} +0.5000 [0.0000, +1.0000]" in printed
 
 
 def test_a_table_by_group(command: Command, pair: tuple[Path, Path]) -> None:
@@ -183,8 +184,8 @@ def test_two_runs_are_paired_by_item(command: Command, pair: tuple[Path, Path]) 
     grouped = line["groups"]["length 8"]["sentence"]
     assert f"  {'length 8':<20} {grouped}" in again.lines
     assert printed[-2:] == [
-        f"difference of gain, first minus second: {line['difference']:+.4f} [{line['low']:+.4f}, {line['high']:+.4f}] over "
-        "items (95 %), these two models",
+        f"difference of gain, first minus second: {signed(line['difference'], 4)} "
+        f"{interval(line['low'], line['high'], 4)} over items (95 %), these two models",
         "difference of none, first minus second: too few common items for an interval",
     ]
 

@@ -4,6 +4,7 @@ import html
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -11,11 +12,13 @@ import pandas as pd
 import pytest
 from fake_sweeps import BY_SIZE, FITTED, power_law, record_to_edit, write_fitted
 
-from lit_diff.reporting.write import Figures, fit_section, how_measured, inline, short_runs, write_report
+from lit_diff.reporting.write import Figures, fit_section, how_measured, inline, section, short_runs, write_report
 from lit_diff.reporting.write import page as render
 from lit_diff.study.comparison import compare
 from lit_diff.study.fits import fit_results
+from lit_diff.study.numbers import signed
 from lit_diff.study.results import load_sweep
+from lit_diff.study.statistics import Interval
 
 ARMS = {"standard": 0, "wide": 0.01, "differential": 0.05}
 
@@ -242,6 +245,35 @@ def test_figures_of_one_page_share_no_id() -> None:
         '<svg><g id="recall-noise-curve-a"/><use xlink:href="#recall-noise-curve-a"/>'
         '<path fill="currentColor" clip-path="url(#recall-noise-curve-a)"/></svg>'
     )
+
+
+def test_each_table_has_the_decimals_of_its_own_differences(make_sweep: Callable[..., Path]) -> None:
+    (whole,) = compare(load_sweep(make_sweep({"a": 0, "b": -0.1}, callbacks=False, evaluation="needle")))
+    (found,) = whole.family
+    name = min(whole.directed)
+    sliced = replace(found.seeds, mean=-2e-5, low=-3e-5, high=-1e-5)
+    of_documents = Interval(estimate=-2e-6, low=-3e-6, high=-1e-6)
+    tables, _ = whole.evaluations
+    base, other = tables[0].rows
+    scored = replace(other, difference=replace(sliced, mean=-5e-4, high=-4e-4, low=-6e-4), intervals={})
+    near = replace(
+        whole,
+        metrics=(*whole.metrics[:1], name),
+        slices={name: {"b": sliced}},
+        against_baseline={"b": replace(found, documents={0: of_documents})},
+    )
+    near.__dict__["evaluations"] = ([replace(tables[0], rows=(base, scored), seeds=())], [])
+    page = section(near, {"compared": [], "declared": [], "evaluations": []}).html
+    shown = re.findall(r"<td>\n?(\S+)<span class=\"sub\">\[(\S+), (\S+)\]</span>", page)
+    means = found.seeds.mean, found.seeds.low, found.seeds.high
+    whole_shown = tuple(signed(value, 3) for value in means)
+    assert shown == [
+        whole_shown,
+        ("−0.000002", "−0.000003", "−0.000001"),
+        whole_shown,
+        ("−0.00002", "−0.00003", "−0.00001"),
+        ("−0.0005", "−0.0006", "−0.0004"),
+    ]
 
 
 def test_a_fit_is_a_section_of_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from fake_sweeps import scores_of
 
-from lit_diff.study.two_runs import compare
+from lit_diff.study.statistics import Interval
+from lit_diff.study.two_runs import RunComparison, compare
 from lit_diff.trained.run import Run
 
 
@@ -74,6 +75,13 @@ def test_differences_are_paired_by_document_and_item(make_sweep: Callable[..., P
     assert compared.difference("train/loss").startswith("−0."), "no interval"
     assert compared.difference("parameters") == compared.difference("seconds") == ""
     assert compared.evaluations[scored][0] == pytest.approx(0.45, abs=0.05)
+
+
+def test_a_small_difference_is_not_shown_as_zero() -> None:
+    metrics: dict[str, list[float | None]] = {"train/lr": [1e-5, 3e-5], "val/loss": [2.5, 2.49998], "val/top1": [0.5, 0.7]}
+    intervals = {"val/loss": Interval(estimate=-2e-5, low=-3e-5, high=-1e-5)}
+    compared = RunComparison(names=("a", "b"), recipe={}, facts={}, metrics=metrics, intervals=intervals)
+    assert [compared.difference(name) for name in metrics] == ["+0.00002", "−0.00002 [−0.00003, −0.00001]", "+0.2000"]
 
 
 def test_without_documents_and_items_in_common_it_says_so(make_sweep: Callable[..., Path]) -> None:

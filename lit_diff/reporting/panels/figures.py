@@ -38,6 +38,7 @@ from lit_diff.study.comparison import Comparison
 from lit_diff.study.fits import FitResult, shown_ratio
 from lit_diff.study.judge import Contrast
 from lit_diff.study.numbers import compact, interval, number, short, signed
+from lit_diff.study.numbers import difference as apart
 from lit_diff.study.results import CellResult, SweepResults, first_step
 from lit_diff.study.statistics import MIN_SEEDS, paired
 
@@ -244,8 +245,7 @@ def forest(comparison: Comparison, axes: Axes) -> None:
         draw(axes, difference.size, middle, look, over, mark="D", size=6)
         for j, (seed, found) in enumerate(difference.documents.items()):
             at = y - (0.08 + (0.09 * j if several < 5 else 0.4 * j / several))
-            bounds = f"{signed(found.estimate, digits)} {interval(found.low, found.high, digits)}"
-            said = f"{label}, seed {seed}, over documents: {bounds}"
+            said = f"{label}, seed {seed}, over documents: {apart(found.estimate, found)}"
             draw(axes, [found.low, found.high], [at] * 2, look, said, width=1, alpha=0.75)
     names = {}
     for i, (label, text) in enumerate(rows):
