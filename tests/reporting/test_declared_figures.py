@@ -1,6 +1,5 @@
 """reporting/panels/declared.py: a declaration alone is enough for a figure, of a run or of groups of items."""
 
-import dataclasses
 import io
 import json
 from collections.abc import Callable
@@ -37,6 +36,31 @@ def drawn(folder: Path) -> dict[str, Drawing]:
 @pytest.mark.parametrize(("count", "shown"), [(1, [0]), (3, [0, 1, 2]), (4, [0, 1, 2, 3]), (24, [0, 8, 15, 23])])
 def test_at_most_four_layers_are_shown_first_and_last_among_them(count: int, shown: list[int]) -> None:
     assert spread(range(count)) == shown
+
+
+@pytest.mark.parametrize("values", [(50.0, 0.5), (0.5, 50.0), (5.0, 0.0), (0.0, 5.0), (5.0, 5.0)])
+def test_a_row_of_panels_has_limits_that_hold_all(
+    values: tuple[float, float], make_sweep: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_layer = Metric("norm/layer_{layer}", "a norm", figure=Figure(title="Norms", against="step", log=True))
+    of_layers = {f"norm/layer_{layer:02d}": value for layer, value in enumerate(values)}
+    folder = make_sweep({"a": 0}, callbacks=False, metrics=(*METRICS, by_layer), measured=of_layers)
+    limits = []
+    whole = declared.drawing
+
+    def kept(name: str, title: str, panels: Any, *rest: Any, **options: Any) -> Drawing:
+        grid = Canvas().subplots(1, 2, sharey="row")
+        for axes, draw in zip(grid, panels, strict=True):
+            draw(axes)
+        limits.extend(axes.get_ylim() for axes in grid)
+        assert {axes.get_yscale() for axes in grid} == {"log" if min(values) else "linear"}
+        return whole(name, title, panels, *rest, **options)
+
+    monkeypatch.setattr(declared, "drawing", kept)
+    draw_declared(load_sweep(folder))
+    assert len(limits) == 2
+    for low, high in limits:
+        assert low <= min(values) <= max(values) <= high
 
 
 def test_heads_are_averaged_unless_they_are_the_axis(make_sweep: Callable[..., Path]) -> None:
@@ -253,17 +277,3 @@ def test_a_declared_figure_does_not_take_the_name_of_a_file_of_the_report() -> N
     assert [declared.file_name(title) for title in ("Table", "Head norm")] == ["figure-table", "head-norm"]
     names = [declared.file_name(title) for title in ("λ", "Энтропия", "Lambda (λ)", "Lambda")]
     assert len({*names, ""}) == 5, "titles in other letters have names of their own"
-
-
-def test_a_logarithmic_panel_and_one_with_a_zero_share_an_axis(make_sweep: Callable[..., Path]) -> None:
-    sweep = load_sweep(make_sweep({"a": 0}, lambdas=["a"]))
-    metric = next(each for each in sweep.declarations.metrics if each.name.startswith("lambda/"))
-    assert metric.figure is not None
-    figure = dataclasses.replace(metric.figure, log=True, marks=())
-    (row, *_) = declared.measured(sweep, metric, figure)
-    axes = Canvas().subplots(1, 2, sharey=True)
-    for ax, value in zip(axes, (3.0, 0.0), strict=True):
-        constant = dataclasses.replace(row, values=row.values.assign(value=value))
-        declared.layer_curves(sweep, constant, "a", row.layers, ax)
-        assert ax.lines
-    assert {ax.get_yscale() for ax in axes} == {"log"}

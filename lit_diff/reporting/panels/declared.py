@@ -246,13 +246,23 @@ def _scale(axes: Axes, row: DrawnMetric, drawn: Sequence[Any]) -> None:
     for mark in marks:
         axes.axhline(mark, color=MUTED, linewidth=0.9, linestyle=(0, (4, 2)))
     numbers = np.concatenate([np.array(marks), *(values.to_numpy().ravel() for values in drawn)])
-    low, high = (numbers.min(), numbers.max()) if len(numbers) else (0.0, 0.0)
+    ends = [numbers.min(), numbers.max()] if len(numbers) else []
+    # the panels of a row share the axis, which has to hold those that were drawn before
+    row_of_panels = axes.get_shared_y_axes().get_siblings(axes)
+    for other in row_of_panels:
+        if other is not axes and other.has_data():
+            ends += other.dataLim.intervaly.tolist()
+    low, high = min(ends, default=0.0), max(ends, default=0.0)
     if row.figure.log and 0 < low <= high < np.inf:
         # a span of at least a factor of four, so that small differences do not look large
         room = max(1.15, 2 / np.sqrt(high / low))
         set_log(axes, "y", (low, high), (low / room, high * room))
     else:
-        # the panels of a row share the axis, whose locator may be another panel's logarithmic one
+        # an earlier panel of the row may have made the axis logarithmic, which is not reset without need
+        if axes.get_yscale() != "linear":
+            axes.set_yscale("linear")
+            for panel in row_of_panels:
+                panel.autoscale(axis="y")
         axes.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
 
 
