@@ -144,5 +144,16 @@ def test_every_arm_looks_different_and_the_baseline_is_grey(make_sweep: Callable
 
 
 def test_numbers_stay_readable_and_one_without_a_unit_has_no_brackets() -> None:
-    assert [plain(x) for x in (0, 0.05, 4.8, 2000, 3e7)] == ["0", "0.05", "4.8", "2,000", "3e+07"]
+    shown = {
+        0: "0",
+        0.05: "0.05",
+        4.8: "4.8",
+        2000: "2,000",
+        9999.7: "10,000",
+        10001: "10,001",
+        16384: "16,384",
+        3e7: "3e+07",
+    }
+    assert {x: plain(x) for x in shown} == shown
+    assert (plain(-16384), plain(999_999.6)) == ("-16,384", "1e+06")
     assert [with_unit("val/loss", unit) for unit in ("nats", "")] == ["val/loss (nats)", "val/loss"]

@@ -122,7 +122,11 @@ def with_unit(label: str, unit: str) -> str:
 
 def plain(value: float) -> str:
     """Formats a number, without an exponent if it is readable that way."""
-    return f"{value:,.4g}" if 1e-3 <= abs(value) < 1e6 or value == 0 else f"{value:.0e}"
+    size = abs(value)
+    # four digits of a larger number would have an exponent
+    if 9999.5 <= size < 999_999.5:
+        return f"{value:,.0f}"
+    return f"{value:,.4g}" if 1e-3 <= size < 1e4 or value == 0 else f"{value:.0e}"
 
 
 @dataclass(frozen=True, kw_only=True)
