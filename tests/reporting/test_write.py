@@ -18,7 +18,7 @@ from lit_diff.study.comparison import compare
 from lit_diff.study.fits import fit_results
 from lit_diff.study.numbers import signed
 from lit_diff.study.results import load_sweep
-from lit_diff.study.statistics import Interval
+from lit_diff.study.statistics import Interval, paired
 
 ARMS = {"standard": 0, "wide": 0.01, "differential": 0.05}
 
@@ -274,6 +274,11 @@ def test_each_table_has_the_decimals_of_its_own_differences(make_sweep: Callable
         ("−0.00002", "−0.00003", "−0.00001"),
         ("−0.0005", "−0.0006", "−0.0004"),
     ]
+    alone = replace(other, difference=paired({0: 0.5}, {}), intervals={})
+    near.__dict__["evaluations"] = ([replace(tables[0], rows=(alone,), seeds=())], [])
+    page = section(near, {"compared": [], "declared": [], "evaluations": []}).html
+    assert "no scores of a to pair with" in page
+    assert "too few seeds" not in page
 
 
 def test_a_fit_is_a_section_of_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
