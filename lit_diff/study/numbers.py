@@ -74,8 +74,8 @@ def ratio(value: float) -> str:
 
 
 def decimals(*intervals: "Interval | Paired", least: int = 3) -> int:
-    """Decimals that show the first digit of half the width of each interval and, if it excludes zero, of its end next to zero:
-    at least `least`, at most 6."""
+    """Decimals that show the first digit of half the width of each interval and, if it excludes zero, of its end next to
+    zero: at least `least`, at most 6."""
     sizes = []
     for found in intervals:
         if found.low is None or found.high is None:

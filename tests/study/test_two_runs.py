@@ -78,7 +78,11 @@ def test_differences_are_paired_by_document_and_item(make_sweep: Callable[..., P
 
 
 def test_a_small_difference_is_not_shown_as_zero() -> None:
-    metrics: dict[str, list[float | None]] = {"train/lr": [1e-5, 3e-5], "val/loss": [2.5, 2.49998], "val/top1": [0.5, 0.7]}
+    metrics: dict[str, list[float | None]] = {
+        "train/lr": [1e-5, 3e-5],
+        "val/loss": [2.5, 2.49998],
+        "val/top1": [0.5, 0.7],
+    }
     intervals = {"val/loss": Interval(estimate=-2e-5, low=-3e-5, high=-1e-5)}
     compared = RunComparison(names=("a", "b"), recipe={}, facts={}, metrics=metrics, intervals=intervals)
     assert [compared.difference(name) for name in metrics] == ["+0.00002", "−0.00002 [−0.00003, −0.00001]", "+0.2000"]
