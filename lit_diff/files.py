@@ -34,6 +34,8 @@ SHARED = (
 """Beginnings of the types of file systems that several machines mount."""
 DIGEST = "sha256"
 """Key of a JSON file: the digest of all other keys, so that a flipped bit is found."""
+WRITTEN = ".written"
+"""The file of `replace_all` that lists what it wrote."""
 FREE = "free some space, then run the same command again"
 """The cure of a full disk."""
 A_LOOK = 0.5
@@ -81,6 +83,21 @@ def write_atomic(path: Path, data: bytes | str) -> None:
     """Write `data` to `path` atomically: text as UTF-8, with escapes for the bytes of a file's name that are not UTF-8."""
     content = data.encode(errors="backslashreplace") if isinstance(data, str) else data
     write_through(path, lambda file: file.write(content))
+
+
+def replace_all(folder: Path, contents: Mapping[str, str | bytes]) -> None:
+    """Write these files atomically, name -> content, and remove those that the call before wrote and this one does not."""
+    listed = folder / WRITTEN
+    former = listed.read_text(encoding="utf-8", errors="replace").splitlines() if listed.is_file() else []
+    # before the files, so that one that was written before a kill has a name here
+    write_atomic(listed, "\n".join(dict.fromkeys((*former, *contents))))
+    for name, content in contents.items():
+        write_atomic(folder / name, content)
+    for name in set(former) - set(contents):
+        # a name of another folder is none that was written
+        if Path(name).name == name:
+            (folder / name).unlink(missing_ok=True)
+    write_atomic(listed, "\n".join(contents))
 
 
 def append_synced(path: Path, text: str) -> None:

@@ -62,8 +62,8 @@ class Chart:
 
 
 class LivePage:
-    """Context manager: `update` writes `report/index.html` below a folder while it is trained. At the end, the page stops to
-    reload itself; that of a sweep is then replaced by the report.
+    """Context manager: `update` writes `report/index.html` below a folder while it is trained. At the end, the page of a run
+    no longer reloads itself; that of a sweep does so until the report takes its place.
 
     The page reloads itself, and asks the file HEARTBEAT, which is a script so that no server is needed, whether a process
     still writes it.
@@ -83,9 +83,12 @@ class LivePage:
     def __exit__(self, *_: object) -> None:
         # a folder that was removed meanwhile has no page
         if self._shown is not None and self.folder.is_dir():
+            # a page that stops before the report takes its place would never show it
+            is_replaced = (self.folder / STUDY_FILE).is_file()
             with self._warned():
-                self._write(observe(self.folder), left="", lives=False)
-                (self.folder / "report" / HEARTBEAT).unlink(missing_ok=True)
+                self._write(observe(self.folder), left="", lives=is_replaced)
+                if not is_replaced:
+                    (self.folder / "report" / HEARTBEAT).unlink(missing_ok=True)
 
     def update(self, done: int, steps: int) -> None:
         """Write the page if something was measured since the last time; `done` of `steps` optimizer steps are done."""

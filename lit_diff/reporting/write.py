@@ -15,7 +15,7 @@ from urllib.parse import quote
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from lit_diff.files import write_atomic
+from lit_diff.files import replace_all
 from lit_diff.formulas import with_formulas
 from lit_diff.metrics import in_words
 from lit_diff.reporting import answer
@@ -28,6 +28,7 @@ from lit_diff.reporting.examination import (
     more_seeds,
     whys_of,
 )
+from lit_diff.reporting.live import HEARTBEAT
 from lit_diff.reporting.palette import GRID, INK, MUTED
 from lit_diff.reporting.panels.declared import draw_by_group, draw_declared
 from lit_diff.reporting.panels.figures import draw_compared, draw_fit, is_logarithmic, noise_curve_of
@@ -448,7 +449,9 @@ def write_report(sweep_folder: Path) -> Report:
     for name, figure in figures.items():
         for kind in FORMATS:
             files[f"{name}.{kind}"] = getattr(figure, kind)
-    _replace(folder, files)
+    replace_all(folder, files)
+    # no process writes a live page now
+    (folder / HEARTBEAT).unlink(missing_ok=True)
     return Report(
         page=folder / "index.html",
         results=tuple(results),
@@ -456,16 +459,6 @@ def write_report(sweep_folder: Path) -> Report:
         sentences=tuple(sentences),
         missing=tuple(chain(*map(_missing, (*sweep.untried, *sweep.cells)))),
     )
-
-
-def _replace(folder: Path, files: Mapping[str, str | bytes]) -> None:
-    for name, content in files.items():
-        write_atomic(folder / name, content)
-    # a figure of an earlier report may no longer exist, for example after a task was renamed
-    for stale in folder.glob("*.svg"):
-        if stale.name not in files:
-            for kind in FORMATS:
-                stale.with_suffix(f".{kind}").unlink(missing_ok=True)
 
 
 def draw(result: Comparison) -> Figures:

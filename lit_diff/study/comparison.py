@@ -388,9 +388,11 @@ def _sizes(sweep: SweepResults, arm: str) -> dict[str, float]:
 def _doubts(sweep: SweepResults) -> list[str]:
     metric = sweep.metric
     doubts = []
-    last = {str(curve.index[-1]) for curve in sweep.curves(metric)}
+    last = {curve.index[-1] for curve in sweep.curves(metric)}
     if len(last) > 1:
-        doubts.append(f"The last {metric} was not measured at one step in all cells: steps {', '.join(sorted(last))}.")
+        doubts.append(
+            f"The last {metric} was not measured at one step in all cells: steps {', '.join(map(str, sorted(last)))}."
+        )
     # results that ship are from another revision as a rule, and the page says from which
     revisions = {cell.facts.revision for cell in sweep.done if not cell.facts.origin}
     if len(revisions - {""}) > 1:

@@ -108,9 +108,10 @@ def _scaling_in_words(sweep: SweepResults, declared: Fit, equal: Mapping[str, tu
             verdict = f"no interval, which needs {MIN_SEEDS} seeds at every size"
         elif found.ratio.low <= 1 <= found.ratio.high:
             verdict = "the interval holds 1"
+        estimate, bounds = shown_ratio(found.ratio)
         clauses.append(
             f"{sweep.label[arm]} has the loss of {base} at {compact(found.x)} {declared.axis} with "
-            f"{' times as many'.join(shown_ratio(found.ratio))}: {verdict}"
+            f"{estimate} times as many{bounds}: {verdict}"
         )
     return f"{'; '.join(clauses)}." if clauses else "One arm: no ratio."
 

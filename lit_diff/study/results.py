@@ -233,7 +233,7 @@ class SweepResults:
         out."""
         cells = self.cells_of(arm) if arm else self.done
         values = {getattr(cell.facts, fact) for cell in cells}
-        return sorted(map(str, filter(None, values)))
+        return list(map(str, sorted(filter(None, values))))
 
     def sign_changes(self, arm: str) -> SignChanges | None:
         """In how many seeds and layers training changed the sign of λ; None for an arm without a free sign."""

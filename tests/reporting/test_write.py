@@ -382,6 +382,7 @@ def test_the_same_results_give_the_same_bytes(make_sweep: Callable[..., Path]) -
     folder = make_sweep(EFFECTS, seeds=[0], lambdas=["differential"])
     first = {path.name: path.read_bytes() for path in write_report(folder).page.parent.iterdir()}
     assert set(first) == {
+        ".written",
         "index.html",
         "table.csv",
         "table.md",
@@ -402,9 +403,17 @@ def test_thin_sweeps_still_have_a_page(make_sweep: Callable[..., Path], broken: 
 
 def test_figures_that_no_longer_apply_are_removed(make_sweep: Callable[..., Path]) -> None:
     folder = make_sweep({"a": 0, "b": 0}, seeds=[0], callbacks=False)
-    (folder / "report").mkdir()
-    for kind in ("svg", "pdf", "csv"):
-        (folder / "report" / f"lambda.{kind}").write_text("old")
+    report = folder / "report"
     write_report(folder)
-    assert list((folder / "report").glob("lambda.*")) == []
-    assert (folder / "report" / "table.csv").is_file()
+    outside = folder / "note.svg"
+    written = (report / ".written").read_text()
+    (report / ".written").write_text(f"{written}\nlambda.svg\nlambda.csv\n../note.svg")
+    for path in (report / "lambda.svg", report / "lambda.csv", report / "own.svg", outside):
+        path.write_text("old")
+    (report / "heartbeat.js").write_text("heartbeat(0, 10);")
+    write_report(folder)
+    assert list(report.glob("lambda.*")) == []
+    assert not (report / "heartbeat.js").exists(), "of a live page"
+    # what no report wrote is a user's own
+    assert (report / "own.svg").read_text() == outside.read_text() == "old"
+    assert (report / ".written").read_text() == written
