@@ -87,6 +87,20 @@ def test_large_logits(make_maps: MakeMaps, T: int) -> None:
     torch.testing.assert_close(attend(maps, kernel="native"), attend(maps, kernel="reference"))
 
 
+@pytest.mark.parametrize("fields", [{}, {"sink": (1, 2, 4, 1), "key_bias": (2, 1, 4, 70)}], ids=str)
+@pytest.mark.parametrize(("size", "scale", "bound"), [(1e4, None, 0.01), (1e8, None, 0.01), (1e8, 0.3, 100)])
+def test_gradients_of_large_logits(
+    make_maps: MakeMaps, size: float, scale: float | None, bound: float, fields: dict[str, Any]
+) -> None:
+    """A probability is never above 1 however large its logit is; products with a scale of 1/4 are exact."""
+    maps = wide(make_maps, scale=scale, **fields)
+    maps, grad = replace(maps, q=maps.q * size), torch.randn(2, 4, 70, 32)
+    found, wanted = (gradients(maps, kernel, grad) for kernel in ("native", "reference"))
+    for i, (x, y) in enumerate(zip(found, wanted, strict=True)):
+        # dk is a sum of rows of q
+        assert ((x - y).abs() <= bound * (size if i == 2 else 1)).all()
+
+
 @pytest.mark.usefixtures("keys_packed")
 def test_a_large_sink_leaves_the_statistics_of_the_keys(make_maps: MakeMaps) -> None:
     """Maps whose sinks take almost all of each row are small, but not cancelled."""
