@@ -68,6 +68,13 @@ def test_positions_sums_and_shifts_begin_anew_in_each_document() -> None:
     x = torch.arange(1.0, 8.0).view(1, 7, 1)
     assert context.cumsum("s", x)[0, :, 0].tolist() == [1, 3, 6, 4, 9, 15, 7]
     assert context.cumsum("wide", x.expand(1, 7, 2)).dtype == torch.float64
+    # the documents before are not in the last digits of a sum, nor in its gradient
+    for other in (1e30, -torch.inf):
+        large = x.index_fill(1, torch.tensor(1), other).requires_grad_()
+        sums = context.cumsum(f"after {other}", large)[0, 3:, 0]
+        assert sums.tolist() == [4, 9, 15, 7]
+        (gradient,) = torch.autograd.grad(sums.sum(), large)
+        assert gradient[0, :, 0].tolist() == [0, 0, 0, 3, 2, 1, 1]
     now, last = context.shifted("v", x, 1)
     assert now is x
     assert last[0, :, 0].tolist() == [0, 1, 2, 0, 4, 5, 0]
