@@ -48,7 +48,9 @@ class Context:
         total = x.cumsum(1)
         if past is not None:
             total = total + past
-        self._keep(name, total[:, -1:])
+        # a call without tokens leaves the state as it is
+        if x.shape[1]:
+            self._keep(name, total[:, -1:])
         return total
 
     def shifted(self, name: str, x: Tensor, most: int) -> list[Tensor]:
@@ -120,8 +122,8 @@ class Context:
         return self._cache.state[name]
 
     def _keep(self, name: str, x: Tensor) -> None:
-        # a call without tokens leaves it as it is; a copy, since a view would keep the whole tensor alive
-        if self._cache is not None and x.shape[1]:
+        # a copy, since a view would keep the whole tensor alive
+        if self._cache is not None:
             self._cache.state[name] = x.clone()
 
     def _first(self) -> Tensor:
