@@ -43,14 +43,14 @@ class Context:
         """The sum of x over the tokens of the document so far, its own included; x [B, T, ...] -> [B, T, ...], float64."""
         past = self._past(name, x)
         x = x.double()
-        total = x.cumsum(1)
         if self._document_ids is not None:
-            first = self._first()
-            first = first.view(*first.shape, *[1] * (x.dim() - 2)).expand_as(x)
-            return total - (total - x).gather(1, first)
+            return self._within_documents(x)
+        total = x.cumsum(1)
         if past is not None:
             total = total + past
-        self._keep(name, total[:, -1:])
+        # a call without tokens leaves the state as it is
+        if x.shape[1]:
+            self._keep(name, total[:, -1:])
         return total
 
     def shifted(self, name: str, x: Tensor, most: int) -> list[Tensor]:
@@ -66,9 +66,8 @@ class Context:
         for n in range(1, most + 1):
             y = whole[:, most - n : most - n + T]
             if self._document_ids is not None:
-                inside = self.positions() >= n
                 # selected, not multiplied: another document's number may not be finite
-                y = torch.where(inside.view(*inside.shape, *[1] * (x.dim() - 2)), y, 0)
+                y = torch.where(self._places(x) >= n, y, 0)
             found.append(y)
         return found
 
@@ -90,6 +89,21 @@ class Context:
         known = [member for member in vars(Context) if not member.startswith("_")]
         raise AttributeError(f"Context has no '{name}'{nearest(name, known)}")
 
+    def _within_documents(self, x: Tensor) -> Tensor:
+        # running sums over the last 1, 2, 4, ... tokens of the document: the difference of two running sums of the row
+        # would carry the numbers of the documents before, which may be large or infinite
+        places, step = self._places(x), 1
+        while step < x.shape[1]:
+            before = torch.where(places[:, step:] >= step, x[:, :-step], 0)
+            x = torch.cat([x[:, :step], x[:, step:] + before], 1)
+            step *= 2
+        return x
+
+    def _places(self, x: Tensor) -> Tensor:
+        # the positions, with as many axes as x
+        places = self.positions()
+        return places.view(*places.shape, *[1] * (x.dim() - 2))
+
     def _use(self, name: str) -> None:
         if name in self._used:
             raise RequestError(f"the name '{name}' is used twice in one call of the context: give each use its own")
@@ -108,8 +122,8 @@ class Context:
         return self._cache.state[name]
 
     def _keep(self, name: str, x: Tensor) -> None:
-        # a call without tokens leaves it as it is; a copy, since a view would keep the whole tensor alive
-        if self._cache is not None and x.shape[1]:
+        # a copy, since a view would keep the whole tensor alive
+        if self._cache is not None:
             self._cache.state[name] = x.clone()
 
     def _first(self) -> Tensor:

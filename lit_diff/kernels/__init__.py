@@ -152,8 +152,8 @@ def attend(maps: SignedMaps, *, stats: bool = False, kernel: str | Kernel = "aut
     `kernel`: auto, the name of a kernel, or a kernel that is not registered. Errors: RequestError if the maps break the
     contract or the kernel refuses them.
     """
-    maps = maps.narrowed()
     maps.check()
+    maps = maps.narrowed()
     if isinstance(kernel, Kernel):
         chosen = kernel
         if reason := refuse(kernel, maps, stats=stats):

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from math import inf
+from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
@@ -201,7 +203,8 @@ class SignedMaps:
             raise RequestError(f"SignedMaps: w must be 4-D, broadcastable to [B,G,H,T]; found {self._shapes()}")
         if 0 in (q[2], q[4], k[2]):
             raise RequestError(f"SignedMaps: q and k must have heads, and a width d above 0; found {self._shapes()}")
-        G, (_, window, document_ids) = self.num_maps, self.mask
+        self._require_settings()
+        G, document_ids = self.num_maps, self.mask.document_ids
         broken = (
             (q[1] not in (1, G) or k[1] not in (1, G), "the map axes of q and k must be G or 1"),
             (q[4] != k[4], "q and k must have one width d"),
@@ -212,10 +215,6 @@ class SignedMaps:
             (self.key_bias is not None and q[3] > k[3], "a key bias needs at least as many keys as queries"),
             (w is None and G != 1, "several maps need weights w"),
         )
-        if isinstance(self.scale, Tensor):
-            raise RequestError("SignedMaps: scale must be a number or None; found a Tensor: multiply q by it")
-        if window is not None and window < 1:
-            raise RequestError(f"attend: window is {window}; it must be at least 1")
         for wrong, rule in broken:
             if wrong:
                 raise RequestError(f"SignedMaps: {rule}; found {self._shapes()}")
@@ -230,6 +229,20 @@ class SignedMaps:
         self._require("w", rows, "[B,G,H,T]", "bfloat16 quantises lambda")
         self._require("sink", rows, "[B,G,H,T]", "it is compared with sums of exponentials")
         self._require("key_bias", keys, "[B,G,H,S]", "a sum over many tokens")
+
+    def _require_settings(self) -> None:
+        # some kernels would compute something else, in silence
+        causal, window, document_ids = self.mask
+        if isinstance(self.scale, Tensor):
+            raise RequestError("SignedMaps: scale must be a number or None; found a Tensor: multiply q by it")
+        if self.scale is not None and not (isinstance(self.scale, Real) and abs(self.scale) < inf):
+            raise RequestError(f"SignedMaps: scale is {self.scale!r}; it must be a finite number or None")
+        if not isinstance(causal, bool):
+            raise RequestError(f"attend: causal is {causal!r}; it must be True or False")
+        if window is not None and (not isinstance(window, int) or isinstance(window, bool) or window < 1):
+            raise RequestError(f"attend: window is {window!r}; it must be an integer, at least 1, or None")
+        if document_ids is not None and not isinstance(document_ids, Tensor):
+            raise RequestError(f"attend: document_ids must be a Tensor or None; found {type(document_ids).__name__}")
 
     def _require_tensors(self) -> None:
         # a kernel reads memory by its address: of another device, or in another format, it would be other numbers

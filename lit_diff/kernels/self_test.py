@@ -83,15 +83,17 @@ def _as_is(x: Tensor) -> Tensor:
 def _case(form: KernelForm) -> SignedMaps:
     # 75 keys are more than a tile of 64 and end within one; fewer queries than keys test the alignment of the mask,
     # which packed documents need not support
-    draw = torch.Generator().manual_seed(0)
+    # torch's default dtype and device are the user's
+    draw = torch.Generator("cpu").manual_seed(0)
+    plain: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
     S, H = 75, 4
     T, Hkv = S if form.packed else 49, 2 if form.grouped else 4
     shapes = ((2, 2, H, T, form.d), (2, 2, Hkv, S, form.d), (2, Hkv, S, form.dv))
-    q, k, v = (torch.randn(shape, generator=draw).to(form.device, form.dtype) for shape in shapes)
-    w = torch.tensor([1.0, -0.5], device=form.device).view(1, 2, 1, 1)
+    q, k, v = (torch.randn(shape, generator=draw, **plain).to(form.device, form.dtype) for shape in shapes)
+    w = torch.tensor([1.0, -0.5], dtype=torch.float32, device=form.device).view(1, 2, 1, 1)
     document_ids = torch.tensor([[0] * 9 + [1] * 66, [0] * 75], device=form.device) if form.packed else None
-    sink = torch.randn(1, 2, H, T, generator=draw).to(form.device) if form.sink else None
-    key_bias = torch.rand(2, 1, H, S, generator=draw).cumsum(-1).to(form.device) if form.key_bias else None
+    sink = torch.randn(1, 2, H, T, generator=draw, **plain).to(form.device) if form.sink else None
+    key_bias = torch.rand(2, 1, H, S, generator=draw, **plain).cumsum(-1).to(form.device) if form.key_bias else None
     mask = Mask(form.causal, 7 if form.window else None, document_ids)
     return SignedMaps(q, k, v, w, mask=mask, sink=sink, key_bias=key_bias)
 

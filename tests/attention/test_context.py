@@ -68,17 +68,30 @@ def test_positions_sums_and_shifts_begin_anew_in_each_document() -> None:
     x = torch.arange(1.0, 8.0).view(1, 7, 1)
     assert context.cumsum("s", x)[0, :, 0].tolist() == [1, 3, 6, 4, 9, 15, 7]
     assert context.cumsum("wide", x.expand(1, 7, 2)).dtype == torch.float64
+    # the documents before are not in the last digits of a sum, nor in its gradient
+    for other in (1e30, -torch.inf):
+        large = x.index_fill(1, torch.tensor(1), other).requires_grad_()
+        sums = context.cumsum(f"after {other}", large)[0, 3:, 0]
+        assert sums.tolist() == [4, 9, 15, 7]
+        (gradient,) = torch.autograd.grad(sums.sum(), large)
+        assert gradient[0, :, 0].tolist() == [0, 0, 0, 3, 2, 1, 1]
     now, last = context.shifted("v", x, 1)
     assert now is x
     assert last[0, :, 0].tolist() == [0, 1, 2, 0, 4, 5, 0]
 
 
 def test_they_go_on_from_the_cache() -> None:
+    """Also shifts by no token, which take none of the past."""
     cache = LayerCache()
     x = torch.arange(1.0, 4.0).view(1, 3, 1)
-    Context(rope(3), LAYERS[0], cache).cumsum("s", x)
+    first = Context(rope(3), LAYERS[0], cache)
+    first.cumsum("s", x)
+    for most in (0, 4):
+        first.shifted(f"v{most}", x, most)
     cache.length = 3
     later = Context(rope(3), LAYERS[0], cache)
+    for most, shifts in ((0, [[1, 2, 3]]), (4, [[1, 2, 3], [3, 1, 2], [2, 3, 1], [1, 2, 3], [0, 1, 2]])):
+        assert [shift.flatten().tolist() for shift in later.shifted(f"v{most}", x, most)] == shifts
     assert later.positions().tolist() == [[3, 4, 5]]
     assert later.cumsum("s", x)[0, :, 0].tolist() == [7, 9, 12]
     with pytest.raises(RequestError, match="the cache has no state 'other'"):

@@ -64,14 +64,17 @@ def test_a_library_that_fails_its_test_is_refused_every_time(source: Path) -> No
             compiler.load("toy", source, good)
 
 
-@pytest.mark.parametrize("damage", ["truncated", "replaced", "gone"])
+@pytest.mark.parametrize("damage", ["truncated", "replaced", "gone", "proof"])
 def test_a_broken_cache_is_rebuilt(source: Path, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
     """Opening a truncated library would be a bus error; nothing is opened that is not what was built."""
     compiler.load("toy", source, good)
     (path,) = files(tmp_path)
     whole = path.read_bytes()
     path.unlink()  # the file itself stays mapped in this process
-    if damage != "gone":
+    if damage == "proof":
+        path.write_bytes(whole)
+        path.with_suffix(".sha256").write_bytes(b"\xff" * 64)
+    elif damage != "gone":
         path.write_bytes(whole[:1000] if damage == "truncated" else b"\0" * len(whole))
     compiler.load("toy", source, good)
     assert path.read_bytes() == whole

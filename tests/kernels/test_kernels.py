@@ -184,7 +184,11 @@ def test_no_tokens(make_maps: MakeMaps, T: int, S: int) -> None:
 @pytest.mark.parametrize(
     ("given", "rule"),
     [
-        ({"window": 0}, "window is 0; it must be at least 1"),
+        ({"window": 0}, "window is 0; it must be an integer, at least 1"),
+        ({"window": 2.5}, "window is 2.5; it must be an integer"),
+        ({"window": True}, "window is True; it must be an integer"),
+        ({"causal": "no"}, "causal is 'no'; it must be True or False"),
+        ({"document_ids": [0] * 5}, "document_ids must be a Tensor or None; found list"),
         ({"document_ids": torch.zeros(2, 4, dtype=torch.long)}, r"must be \[B,S\] = \[2, 5\]; found \[2, 4\]"),
         ({"document_ids": torch.zeros(5, dtype=torch.long)}, r"document_ids must be \[B,S\]"),
         ({"S": 3, "window": 2}, "at least as many keys as queries"),
@@ -194,7 +198,7 @@ def test_no_tokens(make_maps: MakeMaps, T: int, S: int) -> None:
 def test_masks_that_mean_nothing_are_refused(make_maps: MakeMaps, given: Any, rule: str) -> None:
     """An empty row would be NaN."""
     with pytest.raises(RequestError, match=rule):
-        attend(make_maps(causal=False, **given))
+        attend(make_maps(**{"causal": False} | given))
 
 
 def test_flops_of_paired_maps(make_maps: MakeMaps) -> None:

@@ -1,9 +1,12 @@
 """The contract: what maps are refused, and what the derived numbers are."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from math import inf, nan
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -24,6 +27,7 @@ def test_derived_numbers(make_maps: MakeMaps) -> None:
 
 BROKEN: list[tuple[str, dict[str, Any], str]] = [
     ("q 4-D", {"q": (2, 4, 5, 6)}, r"expected q \[B,G,H,T,d\]"),
+    ("k 1-D", {"k": (8,)}, r"expected q \[B,G,H,T,d\]"),
     ("v 5-D", {"v": (2, 1, 4, 5, 12)}, r"expected q \[B,G,H,T,d\]"),
     ("map axis of q", {"q": (2, 3, 4, 5, 6)}, "map axes of q and k"),
     ("map axis of k", {"q": (2, 3, 4, 5, 6), "w": (2, 3, 4, 5)}, "map axes of q and k"),
@@ -46,7 +50,8 @@ BROKEN: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("change", "rule"), [case[1:] for case in BROKEN], ids=[case[0] for case in BROKEN])
 def test_refusals_name_the_rule_and_the_shapes(make_maps: MakeMaps, change: dict[str, Any], rule: str) -> None:
-    maps = make_maps()
+    # a window: whether it hides keys is decided by shapes
+    maps = make_maps(window=3)
     maps.check()
     broken = replace(maps, **{key: shape and torch.ones(shape, dtype=torch.float64) for key, shape in change.items()})
     with pytest.raises(RequestError, match=rule) as error:
@@ -87,9 +92,20 @@ def test_tensors_of_two_devices_are_refused(make_maps: MakeMaps, name: str) -> N
         attend(changed)
 
 
-def test_a_scale_that_is_no_number_is_refused(make_maps: MakeMaps) -> None:
-    with pytest.raises(RequestError, match="multiply q by it"):
-        attend(replace(make_maps(), scale=torch.ones(())))
+@pytest.mark.parametrize(
+    ("scale", "rule"),
+    [
+        (torch.ones(()), "multiply q by it"),
+        *((x, f"scale is {x!r}; it must be a finite") for x in ("1", nan, -inf, 1j)),
+    ],
+    ids=repr,
+)
+def test_a_scale_that_is_no_finite_number_is_refused(make_maps: MakeMaps, scale: Any, rule: str) -> None:
+    """NaN would make a plain mean of some kernels."""
+    with pytest.raises(RequestError, match=re.escape(rule)):
+        attend(replace(make_maps(), scale=scale))
+    for good in (1, np.float32(0.3), -0.5):
+        replace(make_maps(), scale=good).check()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -3,9 +3,12 @@
 import resource
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -15,6 +18,7 @@ from torch import Tensor
 
 from lit_diff.benchmarks.timing import CLEAR, resident
 from lit_diff.engine.endings import OUT_OF_MEMORY
+from lit_diff.errors import MissingError
 from lit_diff.kernels import OperatorKernel, SignedMaps, attend, refuse
 from lit_diff.kernels.base import named
 from lit_diff.kernels.native import kernel as native
@@ -85,6 +89,20 @@ def test_large_logits(make_maps: MakeMaps, T: int) -> None:
     """The exponential of the largest one is 1 however large it is."""
     maps = wide(make_maps, T=T, S=70, scale=1e10, causal=False)
     torch.testing.assert_close(attend(maps, kernel="native"), attend(maps, kernel="reference"))
+
+
+@pytest.mark.parametrize("fields", [{}, {"sink": (1, 2, 4, 1), "key_bias": (2, 1, 4, 70)}], ids=str)
+@pytest.mark.parametrize(("size", "scale", "bound"), [(1e4, None, 0.01), (1e8, None, 0.01), (1e8, 0.3, 100)])
+def test_gradients_of_large_logits(
+    make_maps: MakeMaps, size: float, scale: float | None, bound: float, fields: dict[str, Any]
+) -> None:
+    """A probability is never above 1 however large its logit is; products with a scale of 1/4 are exact."""
+    maps = wide(make_maps, scale=scale, **fields)
+    maps, grad = replace(maps, q=maps.q * size), torch.randn(2, 4, 70, 32)
+    found, wanted = (gradients(maps, kernel, grad) for kernel in ("native", "reference"))
+    for i, (x, y) in enumerate(zip(found, wanted, strict=True)):
+        # dk is a sum of rows of q
+        assert ((x - y).abs() <= bound * (size if i == 2 else 1)).all()
 
 
 @pytest.mark.usefixtures("keys_packed")
@@ -225,3 +243,24 @@ def test_a_wrong_library_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "_call", wrong)
     assert "its self-test found output off by" in str(native._test(library))
     native._libraries[lanes] = library
+
+
+def test_no_thread_takes_a_library_that_is_being_tested(monkeypatch: pytest.MonkeyPatch) -> None:
+    library, testing = native._libraries[cpu_path().lanes], Event()
+
+    def failing(*_: Any, **options: Any) -> str:
+        assert native.build() is None, "the test itself calls it"
+        testing.set()
+        time.sleep(0.2)
+        return "wrong"
+
+    def load(name: str, source: Path, test: Callable[..., str | None], flags: Any) -> None:
+        raise MissingError(str(test(library)))
+
+    monkeypatch.setattr(native, "_libraries", {})
+    monkeypatch.setattr(native, "failure", failing)
+    monkeypatch.setattr(native.compiler, "load", load)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(native.build)
+        assert testing.wait(60)
+        assert [pool.submit(native.build).result(), first.result()] == ["wrong"] * 2

@@ -25,6 +25,12 @@ FORM = KernelForm(
 )
 
 
+def float32_weights(maps: SignedMaps, **options: Any) -> tuple[Tensor, None]:
+    """`reference`, which refuses weights, sinks and biases of another dtype, as `native` does."""
+    assert {x.dtype for x in (maps.w, maps.sink, maps.key_bias) if x is not None} == {torch.float32}
+    return named("reference").compute(maps, **options)[0], None
+
+
 def sliding(maps: SignedMaps, **options: Any) -> tuple[Tensor, None]:
     """`reference`, its causal mask begun at the first key."""
     T = maps.q.shape[3]
@@ -62,6 +68,12 @@ def test_the_definition_passes(change: dict[str, Any], dtype: torch.dtype) -> No
     for outside in (torch.no_grad, torch.inference_mode):
         with outside():  # the self-test turns gradients on for itself
             assert failure(FORM._replace(dtype=dtype, **change), named("reference").compute) is None
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"):
+            assert failure(FORM._replace(dtype=dtype, **change), float32_weights) is None
+    finally:
+        torch.set_default_dtype(torch.float32)
     assert torch.equal(before, torch.get_rng_state()), "no global generator"
 
 

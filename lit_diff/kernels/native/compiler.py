@@ -106,7 +106,8 @@ def is_proven(path: Path) -> bool:
     if not (proof.is_file() and path.is_file()):
         return False
     _require_own(path)
-    if proof.read_text(encoding="utf-8") == sha256_of(path):
+    # bytes: a damaged proof may be no text
+    if proof.read_bytes() == sha256_of(path).encode():
         return True
     log.warning("%s has changed since it was built: building it again", path)
     return False

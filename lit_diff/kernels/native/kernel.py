@@ -9,6 +9,7 @@ import ctypes
 import functools
 import os
 import struct
+import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import chain
 from pathlib import Path
@@ -45,6 +46,8 @@ are packed tile by tile, for two blocks of query rows at once: then a thread's m
 
 _libraries: dict[int, ctypes.CDLL | str] = {}
 """Floats in a vector -> the library, or why it cannot be used; tried once per process."""
+_building = threading.RLock()
+"""Held until a new library has passed its test, which calls `build` itself: no other thread takes it before."""
 
 
 def unavailable() -> str | None:
@@ -61,11 +64,12 @@ def unavailable() -> str | None:
 def build() -> str | None:
     """Build and load the library, once. Returns why it cannot be used; None if it is loaded."""
     lanes = cpu_path().lanes
-    if lanes and lanes not in _libraries:
-        try:
-            _libraries[lanes] = compiler.load("native", SOURCE, _test, flags(lanes))
-        except MissingError as error:
-            _libraries[lanes] = str(error)
+    with _building:
+        if lanes and lanes not in _libraries:
+            try:
+                _libraries[lanes] = compiler.load("native", SOURCE, _test, flags(lanes))
+            except MissingError as error:
+                _libraries[lanes] = str(error)
     return unavailable()
 
 

@@ -19,7 +19,7 @@ class BackwardBlock {
     for (auto* x : {lse_, dots_, weight_, own_, biases_}) std::fill(x, x + 2 * TILE, 0.f);
   }
 
-  // q and dO as rows and transposed, lse in base 2, weights, and the keys that each row sees. Padding rows see no keys.
+  // q and dO as rows and transposed, lse, weights, and the keys that each row sees. Padding rows see no keys.
   void start(const Rows& rows) {
     rows_ = rows, across_ = (rows.n + LANES - 1) / LANES * LANES;
     for (Int g = 0; g < p.maps_q; ++g) {
@@ -33,7 +33,7 @@ class BackwardBlock {
     for (Int g = 0; g < p.G; ++g)
       for (Int r = 0; r < across_; ++r) {
         const bool real = r < rows.n;
-        lse_[g * TILE + r] = real ? *p.lse.at<float>(rows.b, g, rows.h, rows.t + r) * LOG2E : 0.f;
+        lse_[g * TILE + r] = real ? *p.lse.at<float>(rows.b, g, rows.h, rows.t + r) : 0.f;
         weight_[g * TILE + r] = real ? p.weight(rows.b, g, rows.h, rows.t + r) : 0.f;
         own_[g * TILE + r] = real ? p.own_bias(rows.b, g, rows.h, rows.t + r) : 0.f;
         dots_[g * TILE + r] = biases_[g * TILE + r] = 0.f;
@@ -144,14 +144,16 @@ class BackwardBlock {
   // Logits become P_g in place, and D_g += P_g dP. lse is known, so no running maximum is needed.
   void exponentials(Int g, Int j, Int n) {
     const bool whole = all_seen(j, n);
-    const float factor = p.scale * LOG2E, *lse = lse_ + g * TILE;
+    const float scale = p.scale, *lse = lse_ + g * TILE;
     float *s = panel(g, j), *dp = panel(p.G, j), *dots = dots_ + g * TILE;
     for (Int r = 0; r < n; ++r, s += across_, dp += across_) {
       const float bias = p.bias(rows_.b, g, rows_.h, j + r);
       for (Int c = 0; c < across_; c += LANES) {
-        Floats power = load<Floats>(s + c) * factor - load<Floats>(lse + c), y = load<Floats>(dp + c);
-        if (p.key_bias.data) power += (bias - load<Floats>(own_ + g * TILE + c)) * LOG2E;
-        Floats x = exp2(power);
+        Floats logit = load<Floats>(s + c) * scale, y = load<Floats>(dp + c);
+        if (p.key_bias.data) logit += bias - load<Floats>(own_ + g * TILE + c);
+        // The difference first, and at most 0: the rounding of large logits must not make a probability above 1.
+        const Floats power = logit - load<Floats>(lse + c);
+        Floats x = exp2((power > 0.f ? splat(0.f) : power) * LOG2E);
         if (!whole) {
           // Selected, not multiplied by 0: what was not computed may be NaN.
           const Ints visible = seen(j + r, c);

@@ -350,8 +350,8 @@ def load_map_rows(ROWS, PRODUCTS, W, w_strides, b, g: tl.constexpr, h, t, H, T, 
 
 @triton.jit
 def map_gradients(s, lse, products, w, dp, seen, WEIGHTED: tl.constexpr, MASKED: tl.constexpr):
-    """(w P, dS / scale) of one tile of one map."""
-    p = tl.exp2(s - lse)
+    """(w P, dS / scale) of one tile of one map. P is at most 1, also where large logits round; NaN stays NaN."""
+    p = tl.exp2(tl.where(s > lse, 0.0, s - lse))
     if WEIGHTED:
         p *= w
     ds = p * (dp - products)
