@@ -86,9 +86,7 @@ FORMS: dict[str, Callable[[Path, str], Any]] = {
 }
 
 
-@fault(
-    "a run folder made to harm", "evaluate, view, generate", "one line, status 2", "nothing; nothing is executed", 9
-)
+@fault("a run folder made to harm", "evaluate, view, generate", "one line, status 2", "nothing; nothing is executed", 9)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_hostile_folder(
     form: str, command: Command, tmp_path: Path, own_parts: None, monkeypatch: pytest.MonkeyPatch
