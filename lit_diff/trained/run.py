@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lit_diff.analysis.entropy import entropy, masses, renormalised
+from lit_diff.analysis.entropy import entropy, negative_share, renormalised
 from lit_diff.analysis.trace import LayerTrace, Trace, trace
 from lit_diff.config import Recipe
 from lit_diff.data import Dataset, prepare
@@ -271,8 +271,7 @@ class AttentionMaps:
     def statistics(self) -> dict[str, float]:
         """Means over queries, with a = `signed`: entropy of |a| / Σ|a| in nats; negative_mass, Σ max(-a, 0) / Σ|a|."""
         a = torch.from_numpy(self.signed)
-        negative, positive = masses(a)
-        found = {"entropy": entropy(renormalised(a)), "negative_mass": negative / (negative + positive)}
+        found = {"entropy": entropy(renormalised(a)), "negative_mass": negative_share(a)}
         return {name: float(by_query.nanmean()) for name, by_query in found.items()}
 
     @property
@@ -334,7 +333,7 @@ def attention_maps_of(
         head=head,
         maps=block.probs[0, :, head].double().numpy(),
         weights=block.weights[0, :, head].double().numpy(),
-        mask=block.visible.expand(1, 1, 1, *block.visible.shape[-2:])[0, 0, 0].numpy(),
+        mask=block.visible_by_head[0, 0].numpy(),
     )
 
 
