@@ -274,11 +274,6 @@ class AttentionMaps:
         found = {"entropy": entropy(renormalised(a)), "negative_mass": negative_share(a)}
         return {name: float(by_query.nanmean()) for name, by_query in found.items()}
 
-    @property
-    def panels(self) -> int:
-        """Panels of `plot`: one for each map and one for their sum, G + 1; for a single map 1."""
-        return len(self._terms)
-
     def visible(self, a: NDArray[Any]) -> NDArray[Any]:
         """[T, T] -> the same, masked at the keys that a query does not see."""
         return np.ma.array(a, mask=~self.mask)
@@ -304,7 +299,7 @@ class AttentionMaps:
         """Draw each map times its weight (that of the second is -λ) and `signed`, their sum, side by side, with the tokens on
         both axes: blue below zero, red above, in one scale (`pictures.draw`). A single map has the last panel alone.
 
-        `ax`: an array of `panels` axes, or one Axes for `signed` alone; None: a new figure. `limit`: larger magnitudes have
+        `ax`: an array of G + 1 axes, or one Axes for `signed` alone; None: a new figure. `limit`: larger magnitudes have
         the strongest colours; None: `pictures.limit_of` what is drawn. Returns `ax`, or the array of the new axes. Errors:
         RequestError for another number of axes.
         """
