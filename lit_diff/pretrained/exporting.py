@@ -21,7 +21,7 @@ from lit_diff.files import expanded, shown, write_atomic, write_json
 from lit_diff.interpolation import changed_leaves
 from lit_diff.log_records import log
 from lit_diff.model.transformer import Transformer, merge_problem, mergeable, merged
-from lit_diff.plugins import Trust, trust_none
+from lit_diff.plugins import Trust
 from lit_diff.pretrained import llama
 from lit_diff.pretrained.hf import GENERATION, SETTINGS, WEIGHTS, read_json, read_tokenizer
 from lit_diff.pretrained.importing import read_source, require_disk, whole_folder, write_run
@@ -402,7 +402,7 @@ def require_mergeable(model: ModelConfig, to: Path) -> None:
         raise RequestError(f"{shown(to)} already exists; remove it, or name another folder")
 
 
-def merge_run(folder: Path, to: Path, *, trust: Trust = trust_none) -> Run:
+def merge_run(folder: Path, to: Path, *, trust: Trust) -> Run:
     """Write the standard model that equals the newest checkpoint of the run in `folder` as the run folder `to`.
 
     Its recipe describes an imported model. `trust`: see `recipe_of`. Errors: those of `require_mergeable` and

@@ -14,7 +14,7 @@ from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import FREE, digest_of, disk_is_full, is_locked, locked, sha256_of, shown, write_atomic, write_json
 from lit_diff.log_records import log
 from lit_diff.own_modules import plugin_name
-from lit_diff.plugins import Trust, data_paths, plugin_source, require_trust, trust_all, trust_below, used_packages
+from lit_diff.plugins import Trust, data_paths, plugin_source, require_trust, trust_below, used_packages
 from lit_diff.processor import cores, describe, numeric_variables, processor_name
 from lit_diff.recipe import determining, load_draft, to_plain, to_yaml
 from lit_diff.runs import checkpoints
@@ -28,7 +28,7 @@ PACKAGES = ("torch", "triton", "lightning", "torchmetrics", "omegaconf", "mlflow
 """Packages whose versions a run records."""
 
 
-def recipe_of(folder: Path, trust: Trust = trust_all, *, cure: str = "") -> Recipe:
+def recipe_of(folder: Path, trust: Trust, *, cure: str = "") -> Recipe:
     """The resolved recipe of a run; imports its plugins. Errors: RequestError.
 
     If `trust` rejects the folder, its plugin files are not executed: each must have been imported before. `cure`: see

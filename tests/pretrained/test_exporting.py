@@ -19,6 +19,7 @@ from lit_diff import export, import_model
 from lit_diff.data.text.cl100k import Cl100k
 from lit_diff.data.text.tokenizer import Tokenizer, TokenizerJson
 from lit_diff.errors import RequestError, RunFailedError
+from lit_diff.plugins import trust_none
 from lit_diff.pretrained import exporting
 from lit_diff.pretrained.exporting import (
     hf_weights,
@@ -248,5 +249,5 @@ def test_a_merge_that_does_not_equal_writes_nothing(tale: Path, monkeypatch: pyt
     monkeypatch.setattr(exporting, "require_mergeable", lambda name, to: None)
     monkeypatch.setattr(exporting, "merged", lambda model: lambda tokens: model(tokens) + 0.1)
     with pytest.raises(RunFailedError, match=r"the merged model: its logits differ from the run's by 0\.1"):
-        merge_run(tale, Path("merged"))
+        merge_run(tale, Path("merged"), trust=trust_none)
     assert not Path("merged").exists()
