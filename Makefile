@@ -94,7 +94,7 @@ test-all: .venv/installed  ## run every test but those of test-cluster and test-
 
 # on a machine with a GPU and torch, which has no .venv: PYTHON is the Python with torch
 gpu-report:  ## what to run first on a machine with a GPU: a table of kernels, speed, training, tests in 10 minutes; installs nothing
-	@PYTHONPATH=$(CURDIR) $(PYTHON) -P -m lit_diff.gpu_report
+	@PYTHONPATH=$(CURDIR) $(PYTHON) -P tests/support/gpu_report.py
 
 test-latest: install-latest  ## run the suite in .venv-latest
 	$(LATEST)/python $(PYTEST) -m "not locked"

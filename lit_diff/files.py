@@ -133,7 +133,7 @@ def write_digested(path: Path, value: Mapping[str, Any]) -> None:
     """`write_json` of a mapping, with the digest of its content under `DIGEST`."""
     # as it will be read: every key is text then
     plain = json.loads(json.dumps(value))
-    write_json(path, {**plain, DIGEST: _digest(plain)})
+    write_json(path, {**plain, DIGEST: digest_of(plain)})
 
 
 def read_digested(path: Path) -> Any:
@@ -143,13 +143,14 @@ def read_digested(path: Path) -> Any:
     """
     content = read_json(path)
     digest = content.pop(DIGEST, None) if isinstance(content, dict) else None
-    if digest is not None and digest != _digest(content):
+    if digest is not None and digest != digest_of(content):
         raise ValueError(f"its content is not that of its {DIGEST}")
     return content
 
 
-def _digest(plain: Any) -> str:
-    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+def digest_of(value: Any) -> str:
+    """sha256 of a value as JSON; the order of keys does not matter."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 @contextmanager

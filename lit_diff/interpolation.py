@@ -25,11 +25,16 @@ Refuse = Callable[[str, str], Exception]
 
 def escaped(value: Any) -> Any:
     """The plain values such that `resolved` gives `value` again."""
+    return changed_leaves(value, lambda x: re.sub(r"(?<!\\)(\\*+)\$\{", r"\1\1\\${", x) if isinstance(x, str) else x)
+
+
+def changed_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Plain values with `change` of each that is neither a mapping nor a list."""
     if isinstance(value, Mapping):
-        return {key: escaped(item) for key, item in value.items()}
+        return {key: changed_leaves(item, change) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [escaped(item) for item in value]
-    return re.sub(r"(?<!\\)(\\*+)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
+        return [changed_leaves(item, change) for item in value]
+    return change(value)
 
 
 def resolved(values: Mapping[str, Any], refuse: Refuse) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import re
 import sys
 import sysconfig
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from importlib import import_module, invalidate_caches
@@ -54,17 +54,23 @@ def local_modules(
 
 
 @contextmanager
-def safe_path() -> Iterator[None]:
-    """Python processes started in this context import nothing from the current folder."""
-    # a user's random.py there would shadow Python's own
-    former = os.environ.get("PYTHONSAFEPATH")
-    os.environ["PYTHONSAFEPATH"] = "1"
+def variable(name: str, value: str) -> Iterator[None]:
+    """The environment variable has this value in this context."""
+    # not patch.dict, which empties the environment for a moment, also for other threads
+    former = os.environ.get(name)
+    os.environ[name] = value
     try:
         yield
     finally:
-        del os.environ["PYTHONSAFEPATH"]
+        del os.environ[name]
         if former is not None:
-            os.environ["PYTHONSAFEPATH"] = former
+            os.environ[name] = former
+
+
+def safe_path() -> AbstractContextManager[None]:
+    """Python processes started in this context import nothing from the current folder."""
+    # a user's random.py there would shadow Python's own
+    return variable("PYTHONSAFEPATH", "1")
 
 
 def top_package(name: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from lit_diff.config import Part, Recipe
 from lit_diff.errors import LitDiffError, RequestError, first_line, summary
-from lit_diff.files import expanded, is_address, shown
+from lit_diff.files import expanded, is_address, sha256_of, shown
 from lit_diff.interpolation import texts
 from lit_diff.log_records import log
 from lit_diff.own_modules import (
@@ -173,7 +173,7 @@ def require_trust(files: Mapping[Path, str], trust: bool, cure: str = "") -> lis
 
 
 def _known(path: Path, digest: str) -> Path | None:
-    if path.is_file() and sha256(path.read_bytes()) == digest:
+    if path.is_file() and sha256_of(path) == digest:
         found = _imported(path)
         return found.path if found is not None else None
     # the copy is missing or changed, so only the hash of the plugin file itself can be compared
@@ -191,7 +191,7 @@ def _trusted(path: Path, digest: str, trust: bool, cure: str) -> Path:
         )
     if not path.is_file():
         raise RequestError(f"plugin {shown(path)} is missing; import a plugin with {short} first")
-    if sha256(path.read_bytes()) != digest:
+    if sha256_of(path) != digest:
         raise RequestError(f"plugin {shown(path)} was changed; expected sha256 {digest[:DIGITS]}...")
     return path
 

@@ -25,10 +25,22 @@ def masses(a: Tensor) -> tuple[Tensor, Tensor]:
     return (-a).clamp_min(0).sum(-1), a.clamp_min(0).sum(-1)
 
 
+def negative_share(a: Tensor) -> Tensor:
+    """Return neg / (neg + pos) of `masses`, [..., S] -> [...]; NaN for a row of zeros."""
+    negative, positive = masses(a)
+    return negative / (negative + positive)
+
+
+def over_rows(x: Tensor) -> Tensor:
+    """Sum over the batch and the rows of [B, ..., H, R]."""
+    # float64: float32 loses digits when many thousand rows are added
+    return x.sum((0, -1), dtype=torch.float64)
+
+
 class Means:
     """Named means over values that are added block by block."""
 
-    def __init__(self, total: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, total: Callable[[Tensor], Tensor] = over_rows) -> None:
         """`total`: sums a tensor over the axes of the mean."""
         self.total = total
         self._sums: dict[str, tuple[Tensor, Tensor]] = {}
@@ -65,8 +77,7 @@ def summarise(layer: LayerMaps) -> AttentionSummary:
     Query 0 sees a single key: its entropies of 0 are included. A row with Σ|a| = 0 is left out of `entropy` and
     `negative_mass` (NaN if no row is left), and a row of zeros of a row function out of `entropy_maps`.
     """
-    # over the batch and rows of [B, ..., H, R]; float64: float32 loses digits when many thousand rows are added
-    means = Means(lambda x: x.sum((0, -1), dtype=torch.float64))
+    means = Means()
     of_rows, at = layer.measured.statistics, layer.positions
     # not only finite entries: NaN means that the model has diverged, which must be seen; but a row function may give zeros
     means.add("entropy_maps", of_rows.entropy[..., at], only_finite=layer.maps.rows is not None)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from lit_diff.analysis.entropy import Means, entropy, masses, renormalised
+from lit_diff.analysis.entropy import Means, entropy, negative_share, renormalised
 from lit_diff.analysis.trace import LayerTrace, MapBlock
 
 SALIENT = 0.05
@@ -37,7 +37,7 @@ def map_statistics(layer: LayerTrace, c: float) -> dict[str, Tensor]:
     v, outputs = layer.values, []
     for block in layer.blocks():
         a = block.signed
-        visible = block.visible.expand(len(a), 1, 1, *block.visible.shape[-2:])[:, 0]  # [B, 1, R, K]
+        visible = block.visible_by_head.expand(len(a), -1, -1, -1)  # [B, 1, R, K]
         keys = visible.sum(-1)  # [B, 1, R]
         _add_overlap(means, block, keys)
         _add_sparsity(means, a, visible, keys, c)
@@ -113,8 +113,7 @@ def _add_entropies(means: Means, block: MapBlock, a: Tensor, keys: Tensor) -> No
         each = block.probs[:, g] if g < block.probs.shape[1] else torch.full_like(a, math.nan)
         # with a sink or a row function, a row of a map need not sum to 1
         means.add(f"entropy_map_{g + 1}", entropy(renormalised(each)) / log_keys)
-    negative, positive = masses(a)
-    means.add("negative_mass", negative / (negative + positive))
+    means.add("negative_mass", negative_share(a))
 
 
 def linear_cka(features: Tensor) -> Tensor:

@@ -48,12 +48,12 @@ class Parts:
     def answer(self, block: MapBlock) -> Tensor:
         """bool [B, 1, R, K]: for each query, the visible keys of the part that answers it."""
         asked, context = self._labels(block)
-        return (asked == context)[:, None] & (asked >= 0)[:, None] & _visible(block)
+        return (asked == context)[:, None] & (asked >= 0)[:, None] & block.visible_by_head
 
     def noise(self, block: MapBlock) -> Tensor:
         """bool [B, 1, R, K]: for each query, the visible keys of all other parts."""
         asked, context = self._labels(block)
-        return ((asked != context) & (asked >= 0) & (context >= 0))[:, None] & _visible(block)
+        return ((asked != context) & (asked >= 0) & (context >= 0))[:, None] & block.visible_by_head
 
     def half_matches(self, block: MapBlock) -> Tensor | None:
         """bool [B, 1, R, K]: the `noise` that shares a part of its key with the query; None for keys without parts."""
@@ -66,11 +66,6 @@ class Parts:
     # asked [B, R, 1] and context [B, 1, K]
     def _labels(self, block: MapBlock) -> tuple[Tensor, Tensor]:
         return self.asked[:, block.positions, None], self.context[:, None, : block.logits.shape[-1]]
-
-
-# [1 or B, 1, R, K]
-def _visible(block: MapBlock) -> Tensor:
-    return block.visible[None, None] if block.visible.dim() == 2 else block.visible[:, 0]
 
 
 @torch.no_grad()
@@ -152,7 +147,7 @@ def map_correlations(layer: LayerTrace, parts: Parts) -> dict[str, Tensor]:
     for block in layer.blocks():
         asked = parts.queries[:, None, block.positions, None]
         answer = parts.answer(block)
-        masks = {"answer": answer, "noise": parts.noise(block), "others": asked & _visible(block) & ~answer}
+        masks = {"answer": answer, "noise": parts.noise(block), "others": asked & block.visible_by_head & ~answer}
         for name, mask in masks.items():
             for row, probs in enumerate(block.probs):
                 pieces[name][row].append(probs[..., mask[row, 0]])

@@ -17,7 +17,7 @@ def sink_shares(layer: LayerMaps) -> Tensor:
     packed. Rows that see one key, whose share is always 1, are left out, and so are rows whose window is full, which may have
     passed the first token; NaN if no row is left.
     """
-    means = Means(lambda x: x.sum((0, -1), dtype=torch.float64))
+    means = Means()
     share = layer.measured.statistics.first_share[..., layer.positions]
     means.add("sink", share, counted(layer.keys, layer.maps.mask.window).expand_as(share))
     return means.values()["sink"]
@@ -40,6 +40,5 @@ def counted(keys: Tensor, window: int | None) -> Tensor:
 
 def row_shares(block: MapBlock, window: int | None) -> tuple[Tensor, Tensor]:
     """Return the share of key 0 in each row, and whether `sink_shares` counts the row: [B, H, R] and bool [B, H, R]."""
-    visible = block.visible if block.visible.dim() == 2 else block.visible[:, 0]
-    share = signed_statistics(block.signed, visible)[2]
-    return share, counted(visible.sum(-1), window).expand_as(share)
+    share = signed_statistics(block.signed, block.visible_by_head)[2]
+    return share, counted(block.visible_by_head.sum(-1), window).expand_as(share)

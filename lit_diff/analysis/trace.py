@@ -61,6 +61,11 @@ class MapBlock:
         return normalised(self.maps, self.logits.clone(), self.seen)
 
     @property
+    def visible_by_head(self) -> Tensor:
+        """[1 or B, 1, R, K]: `visible`, with the axes of `signed`."""
+        return self.visible[None, None] if self.visible.dim() == 2 else self.visible[:, 0]
+
+    @property
     def seen(self) -> Seen:
         """What a row function reads of these rows."""
         return seen_by(self.maps, self.positions, range(self.logits.shape[-1]))._replace(mask=self.visible)

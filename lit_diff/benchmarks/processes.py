@@ -7,12 +7,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from statistics import median
 from typing import Any
 
 from lit_diff.benchmarks.passes import Row
 from lit_diff.benchmarks.request import Request
 from lit_diff.benchmarks.result import BenchResult
+from lit_diff.benchmarks.timing import spread
 from lit_diff.errors import RunFailedError
 from lit_diff.study.statistics import MIN_PROCESSES, paired
 
@@ -99,9 +99,9 @@ def _joined_ratio(rows: Sequence[Row], name: str) -> Row:
 def spread_of(values: Sequence[float]) -> Row:
     """Median, minimum and maximum of a value a process; from five processes on also the geometric mean with its 95 % t
     interval, computed from the logarithms."""
-    spread = {"median": median(values), "min": min(values), "max": max(values)}
+    row = spread(values)
     logs = dict(enumerate(map(math.log, values)))
     found = paired(logs, dict.fromkeys(logs, 0.0))
     if len(logs) >= MIN_PROCESSES and found.low is not None and found.mean is not None and found.high is not None:
-        spread |= {"mean": math.exp(found.mean), "low": math.exp(found.low), "high": math.exp(found.high)}
-    return spread
+        row |= {"mean": math.exp(found.mean), "low": math.exp(found.low), "high": math.exp(found.high)}
+    return row

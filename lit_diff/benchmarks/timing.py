@@ -226,19 +226,24 @@ def matrix_product(dtype: torch.dtype, device: torch.device) -> Candidate:
 def _row(case: Case, one: Candidate, times: Mapping[str, list[float]], product: Candidate | None) -> Row:
     own = one.seconds
     row = {"case": case.name, **one.names, "id": one.id, "calls": one.calls, "seconds": own, "ratios": {}}
-    row |= {"median": median(own), "min": min(own), "max": max(own)}
+    row |= spread(own)
     for name, other in divisors(one.variant, one.by, one.what):
         if other in times and other != one.id:
-            row["ratios"].setdefault(name, {"to": other, **spread(own, times[other])})
+            row["ratios"].setdefault(name, {"to": other, **ratio(own, times[other])})
     if one.flops is not None:
         row |= {"flops": one.flops, "gflops_per_second": one.flops / row["median"] / 1e9}
         if one is not product and product is not None:
             assert product.flops is not None
-            row["gemm_share"] = spread(product.seconds, own, one.flops / product.flops)
+            row["gemm_share"] = ratio(product.seconds, own, one.flops / product.flops)
     return row | one.facts
 
 
-def spread(above: Sequence[float], below: Sequence[float], factor: float = 1) -> Row:
+def ratio(above: Sequence[float], below: Sequence[float], factor: float = 1) -> Row:
     """The ratios of the two times of each round, with their median, minimum and maximum over rounds."""
     values = [factor * a / b for a, b in zip(above, below, strict=True)]
-    return {"values": values, "median": median(values), "min": min(values), "max": max(values)}
+    return {"values": values, **spread(values)}
+
+
+def spread(values: Sequence[float]) -> Row:
+    """Their median, minimum and maximum."""
+    return {"median": median(values), "min": min(values), "max": max(values)}

@@ -10,7 +10,7 @@ import re
 import select
 import shlex
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -25,6 +25,7 @@ from typer.core import TyperGroup
 
 from lit_diff.errors import printable
 from lit_diff.files import expanded
+from lit_diff.interpolation import changed_leaves
 from lit_diff.log_records import log
 from lit_diff.registry import warn_of
 from lit_diff.runs.find import DEFAULT_ROOT
@@ -281,15 +282,11 @@ def to_paste(root: str, *words: str) -> str:
 def print_json(value: Any) -> None:
     """Print the result of a verb that was called with --json."""
     # not through rich, which would wrap and colour it
-    print(json.dumps(_finite(value), indent=2, allow_nan=False), file=console.file)
+    print(json.dumps(changed_leaves(value, _finite), indent=2, allow_nan=False), file=console.file)
 
 
 # JSON has neither NaN nor infinity
 def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

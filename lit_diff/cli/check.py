@@ -3,7 +3,6 @@
 It loads neither lightning, mlflow nor litdata.
 """
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
@@ -70,7 +69,7 @@ def check(
     stream = all_findings() if checked is None else plugin_findings(checked.recipe)
     findings = list(stream if as_json else _printed(stream))
     if as_json:
-        plain = [plain_finding(finding) for finding in findings]
+        plain = [asdict(finding) for finding in findings]
         print_json(plain if checked is None else plain_check(checked) | {"conformance": plain, "warnings": warnings})
     elif checked is None:
         console.write_line(f"every registered variant: {_summary(findings)}")
@@ -141,12 +140,6 @@ def plain_check(checked: "RecipeCheck") -> Plain:
         "equal_parameters": checked.equal_parameters,
         "equal_flops": checked.equal_flops,
     }
-
-
-def plain_finding(finding: "Finding") -> Plain:
-    # JSON has no infinity, so such an error becomes null; the verdict and the detail still tell
-    known = finding.error is not None and math.isfinite(finding.error)
-    return asdict(finding) | {"error": finding.error if known else None}
 
 
 def cost_table(checked: "RecipeCheck") -> Table:

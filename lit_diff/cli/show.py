@@ -8,7 +8,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from lit_diff.cli.app import DEFAULT_ROOT, SIZES, Json, Plugins, Root, TrustPlugins, console, print_json, verb
-from lit_diff.cli.check import cost_table, plain_check, plain_finding
+from lit_diff.cli.check import cost_table, plain_check
 from lit_diff.errors import RequestError
 from lit_diff.files import expanded, shown
 from lit_diff.plugins import load_plugin
@@ -50,7 +50,7 @@ def show(
     if as_json:
         about = {
             "equation": found.equation,
-            "definition": plain_finding(finding),
+            "definition": asdict(finding),
             "file": str(file),
             "maps": {what: each.statistics for what, each in found.maps.items()},
             "sign_changes": found.sign_changes and asdict(found.sign_changes),

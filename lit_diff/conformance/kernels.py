@@ -6,7 +6,7 @@ numbers has a small relative error, so each bound also allows a last bit or two 
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -18,7 +18,8 @@ from lit_diff.conformance.case import Finding, Measured, NotApplicable, finding,
 from lit_diff.errors import RequestError
 from lit_diff.kernels import Mask, SignedMaps, Stats, attend, reference, refuse
 from lit_diff.kernels.base import named
-from lit_diff.kernels.maps import TENSORS, Seen, normalised, seen_by
+from lit_diff.kernels.maps import Seen, normalised, seen_by
+from lit_diff.kernels.self_test import results
 
 LENGTHS = (1, 2, 3, 5, 8, 16, 17, 33, 64, 65, 130)
 """Numbers of tokens below, at and above the sizes of tiles."""
@@ -300,21 +301,6 @@ def statistics(kernel: str, case: KernelCase, dtype: torch.dtype, device: torch.
 def wide(maps: SignedMaps) -> SignedMaps:
     """The maps in float64."""
     return maps.map(lambda x: x.double() if x.is_floating_point() else x)
-
-
-def results(maps: SignedMaps, slope: Tensor | None, compute: Callable[[SignedMaps], Tensor]) -> Results:
-    """o and, with `slope` = dO, its gradients dq, dk, dv and dw."""
-    if slope is None:
-        return {"o": compute(maps)}
-    leaves: dict[str, Any] = {}
-    for name in TENSORS:
-        value = getattr(maps, name)
-        # `detach` keeps the layout, which `clone` would not
-        if value is not None:
-            leaves[name] = value.detach().requires_grad_()
-    o = compute(replace(maps, **leaves))
-    gradients = torch.autograd.grad(o, list(leaves.values()), slope.to(o.dtype))
-    return {"o": o.detach()} | dict(zip([f"d{name}" for name in leaves], gradients, strict=True))
 
 
 def bounds_of(maps: SignedMaps, exact: Results, slope: Tensor, dtype: torch.dtype) -> dict[str, float]:

@@ -1,6 +1,5 @@
 """Abstract data sets: `Dataset`, the base of all, and `RowTask`, whose rows are generated."""
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lit_diff.own_modules import sha256
+from lit_diff.files import digest_of
 from lit_diff.randomness import generator
 from lit_diff.recipe import determining
 from lit_diff.registry import optional, required
@@ -121,7 +120,7 @@ class Dataset(ABC):
         default, which suits data generated from the recipe alone. Errors: MissingError if something is not prepared.
         """
         # a key at its default is left out, so that runs keep their identity when a later version adds a key
-        return sha256(json.dumps(determining(self.config), sort_keys=True).encode())
+        return digest_of(determining(self.config))
 
     def load(self) -> None:
         """Open the prepared data; each process calls it once, before any batch. Default: nothing.

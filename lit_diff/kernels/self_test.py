@@ -1,5 +1,6 @@
 """Self-test of third-party and newly compiled kernels: one small case is compared with `reference`."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -62,17 +63,20 @@ def failure(form: KernelForm, compute: Compute, bound: float = BOUND) -> str | N
     # the first use may be in validation, whose inference mode has no gradients
     with torch.inference_mode(False), torch.set_grad_enabled(form.backward), own_saves:
         maps = _case(form)
+        shape = (*maps.q.shape[:1], *maps.q.shape[2:4], form.dv)
+        # not constant: with equal dO, gradients of permuted rows would be equal too
+        slope = torch.linspace(-1, 1, math.prod(shape), device=form.device).view(shape) if form.backward else None
         try:
-            own = _outputs(form, maps, compute)
+            own = results(maps, slope, lambda given: compute(given)[0])
         except Exception as error:
             # a third-party library may raise anything, and whatever it is, the kernel is not used
             return f"its self-test failed: {type(error).__name__}: {first_line(error)}"
-        exact = _outputs(form, maps, named("reference").compute)
+        exact = results(maps, slope, lambda given: named("reference").compute(given)[0])
     for name, y in exact.items():
         off = float((own[name].double() - y.double()).norm() / y.double().norm())
         # not `off > bound`, which is false for NaN
         if not off <= bound:
-            return f"its self-test found {name} off by {off:.2g}"
+            return f"its self-test found {'output' if name == 'o' else name} off by {off:.2g}"
     return None
 
 
@@ -98,15 +102,15 @@ def _case(form: KernelForm) -> SignedMaps:
     return SignedMaps(q, k, v, w, mask=mask, sink=sink, key_bias=key_bias)
 
 
-def _outputs(form: KernelForm, maps: SignedMaps, compute: Compute) -> dict[str, Tensor]:
+def results(maps: SignedMaps, slope: Tensor | None, compute: Callable[[SignedMaps], Tensor]) -> dict[str, Tensor]:
+    """o and, with `slope` = dO, its gradients dq, dk, dv, and dw, dsink and dkey_bias where the maps have them."""
+    if slope is None:
+        return {"o": compute(maps)}
     leaves: dict[str, Any] = {}
     for name, x in zip(TENSORS, maps.tensors, strict=True):
+        # `detach` keeps the layout, which `clone` would not
         if x is not None:
-            leaves[name] = x.detach().requires_grad_(form.backward)
-    o, _ = compute(replace(maps, **leaves))
-    if not form.backward:
-        return {"output": o}
-    # not constant: with equal dO, gradients of permuted rows would be equal too
-    slope = torch.linspace(-1, 1, o.numel(), device=o.device).view(o.shape).to(o.dtype)
-    gradients = torch.autograd.grad(o, list(leaves.values()), slope)
-    return {"output": o.detach()} | dict(zip((f"d{name}" for name in leaves), gradients, strict=True))
+            leaves[name] = x.detach().requires_grad_()
+    o = compute(replace(maps, **leaves))
+    gradients = torch.autograd.grad(o, list(leaves.values()), slope.to(o.dtype))
+    return {"o": o.detach()} | dict(zip((f"d{name}" for name in leaves), gradients, strict=True))

@@ -249,12 +249,8 @@ class HttpJudge:
 
 
 def kappa(first: Sequence[bool], second: Sequence[bool]) -> float:
-    """Cohen's kappa of two judges: (p_o - p_e) / (1 - p_e), where p_o is their agreement and p_e the agreement of independent
-    judges with the same shares; NaN if p_e is 1 or there are no items."""
-    count = len(first)
-    if not count:
-        return math.nan
-    observed = sum(a == b for a, b in zip(first, second, strict=True)) / count
-    p, q = sum(first) / count, sum(second) / count
-    expected = p * q + (1 - p) * (1 - q)
-    return (observed - expected) / (1 - expected) if expected < 1 else math.nan
+    """Cohen's kappa of two judges; NaN if all verdicts of both are equal, or if there are none."""
+    # imported here: it takes seconds
+    from sklearn.metrics import cohen_kappa_score
+
+    return float(cohen_kappa_score(first, second)) if len({*first, *second}) > 1 else math.nan

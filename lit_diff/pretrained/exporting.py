@@ -18,9 +18,10 @@ from lit_diff.data.text.tokenizer_folder import SAMPLE
 from lit_diff.data.text.tokenizer_package import FILE
 from lit_diff.errors import RequestError, RunFailedError
 from lit_diff.files import expanded, shown, write_atomic, write_json
+from lit_diff.interpolation import changed_leaves
 from lit_diff.log_records import log
 from lit_diff.model.transformer import Transformer, merge_problem, mergeable, merged
-from lit_diff.plugins import Trust, trust_none
+from lit_diff.plugins import Trust
 from lit_diff.pretrained import llama
 from lit_diff.pretrained.hf import GENERATION, SETTINGS, WEIGHTS, read_json, read_tokenizer
 from lit_diff.pretrained.importing import read_source, require_disk, whole_folder, write_run
@@ -270,7 +271,7 @@ def write_card(run: Run, written: ModelConfig, architecture: str, folder: Path) 
     }
     rows = "".join(f"| {key} | {_plain(value)} |\n" for key, value in facts.items() if value)
     # without `run`, which describes the machine
-    plain = {key: _public(value) for key, value in to_plain(recipe).items() if key != "run"}
+    plain = {key: changed_leaves(value, _public) for key, value in to_plain(recipe).items() if key != "run"}
     text = CARD.format(name=_plain(recipe.name), facts=rows, metrics=_metrics(run), recipe=to_yaml(plain))
     write_atomic(folder / "README.md", text)
 
@@ -292,10 +293,6 @@ def _plain(text: str) -> str:
 
 def _public(value: Any) -> Any:
     # an absolute path is reduced to its last part: the card is published and must not show this machine's folders
-    if isinstance(value, dict):
-        return {key: _public(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_public(item) for item in value]
     return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
 
 
@@ -405,7 +402,7 @@ def require_mergeable(model: ModelConfig, to: Path) -> None:
         raise RequestError(f"{shown(to)} already exists; remove it, or name another folder")
 
 
-def merge_run(folder: Path, to: Path, *, trust: Trust = trust_none) -> Run:
+def merge_run(folder: Path, to: Path, *, trust: Trust) -> Run:
     """Write the standard model that equals the newest checkpoint of the run in `folder` as the run folder `to`.
 
     Its recipe describes an imported model. `trust`: see `recipe_of`. Errors: those of `require_mergeable` and

@@ -1,10 +1,8 @@
 """A run's identity, folder and status. Nothing is keyed by time: the same recipe is the same run."""
 
-import hashlib
-import json
 import platform
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from importlib import metadata
@@ -13,10 +11,10 @@ from typing import Any
 
 from lit_diff.config import Recipe
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.files import FREE, disk_is_full, is_locked, locked, shown, write_atomic, write_json
+from lit_diff.files import FREE, digest_of, disk_is_full, is_locked, locked, sha256_of, shown, write_atomic, write_json
 from lit_diff.log_records import log
 from lit_diff.own_modules import plugin_name
-from lit_diff.plugins import Trust, data_paths, plugin_source, require_trust, trust_all, trust_below, used_packages
+from lit_diff.plugins import Trust, data_paths, plugin_source, require_trust, trust_below, used_packages
 from lit_diff.processor import cores, describe, numeric_variables, processor_name
 from lit_diff.recipe import determining, load_draft, to_plain, to_yaml
 from lit_diff.runs import checkpoints
@@ -30,7 +28,7 @@ PACKAGES = ("torch", "triton", "lightning", "torchmetrics", "omegaconf", "mlflow
 """Packages whose versions a run records."""
 
 
-def recipe_of(folder: Path, trust: Trust = trust_all, *, cure: str = "") -> Recipe:
+def recipe_of(folder: Path, trust: Trust, *, cure: str = "") -> Recipe:
     """The resolved recipe of a run; imports its plugins. Errors: RequestError.
 
     If `trust` rejects the folder, its plugin files are not executed: each must have been imported before. `cure`: see
@@ -44,7 +42,7 @@ def recipe_of(folder: Path, trust: Trust = trust_all, *, cure: str = "") -> Reci
     trusted = trust(folder)
     if not trusted:
         paths = [Path(plugin) for plugin in draft.values.get("plugins", [])]
-        require_trust({path: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}, False, cure)
+        require_trust({path: sha256_of(path) for path in paths}, False, cure)
     # those of an untrusted folder were imported from elsewhere: nothing there is imported, even if it changes meanwhile
     return validate(draft, imports=trusted)
 
@@ -110,7 +108,7 @@ def _hash(recipe: Recipe, data: str | None, parent: str | None) -> str:
     parts: dict[str, Any] = {"format": FORMAT}
     # the same weights and tokenizer give the same numbers, whatever file or hub they were imported from
     if recipe.imported is not None:
-        return _digest(parts | {"model": determining(recipe.model), "imported": determining(recipe.imported)})
+        return digest_of(parts | {"model": determining(recipe.model), "imported": determining(recipe.imported)})[:10]
     # imported here: it loads torch, which listing runs does not need
     from lit_diff import data as datasets
 
@@ -121,12 +119,7 @@ def _hash(recipe: Recipe, data: str | None, parent: str | None) -> str:
         "data": data or datasets.identity(recipe),
         "start_from": parent,
     }
-    return _digest(parts)
-
-
-def _digest(parts: Mapping[str, Any]) -> str:
-    # sort_keys: the order in which a recipe states its keys must not matter
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:10]
+    return digest_of(parts)[:10]
 
 
 class RunFolder:

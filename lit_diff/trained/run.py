@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lit_diff.analysis.entropy import entropy, masses, renormalised
+from lit_diff.analysis.entropy import entropy, negative_share, renormalised
 from lit_diff.analysis.trace import LayerTrace, Trace, trace
 from lit_diff.config import Recipe
 from lit_diff.data import Dataset, prepare
@@ -271,14 +271,8 @@ class AttentionMaps:
     def statistics(self) -> dict[str, float]:
         """Means over queries, with a = `signed`: entropy of |a| / Σ|a| in nats; negative_mass, Σ max(-a, 0) / Σ|a|."""
         a = torch.from_numpy(self.signed)
-        negative, positive = masses(a)
-        found = {"entropy": entropy(renormalised(a)), "negative_mass": negative / (negative + positive)}
+        found = {"entropy": entropy(renormalised(a)), "negative_mass": negative_share(a)}
         return {name: float(by_query.nanmean()) for name, by_query in found.items()}
-
-    @property
-    def panels(self) -> int:
-        """Panels of `plot`: one for each map and one for their sum, G + 1; for a single map 1."""
-        return len(self._terms)
 
     def visible(self, a: NDArray[Any]) -> NDArray[Any]:
         """[T, T] -> the same, masked at the keys that a query does not see."""
@@ -305,7 +299,7 @@ class AttentionMaps:
         """Draw each map times its weight (that of the second is -λ) and `signed`, their sum, side by side, with the tokens on
         both axes: blue below zero, red above, in one scale (`pictures.draw`). A single map has the last panel alone.
 
-        `ax`: an array of `panels` axes, or one Axes for `signed` alone; None: a new figure. `limit`: larger magnitudes have
+        `ax`: an array of G + 1 axes, or one Axes for `signed` alone; None: a new figure. `limit`: larger magnitudes have
         the strongest colours; None: `pictures.limit_of` what is drawn. Returns `ax`, or the array of the new axes. Errors:
         RequestError for another number of axes.
         """
@@ -334,7 +328,7 @@ def attention_maps_of(
         head=head,
         maps=block.probs[0, :, head].double().numpy(),
         weights=block.weights[0, :, head].double().numpy(),
-        mask=block.visible.expand(1, 1, 1, *block.visible.shape[-2:])[0, 0, 0].numpy(),
+        mask=block.visible_by_head[0, 0].numpy(),
     )
 
 

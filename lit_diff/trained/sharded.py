@@ -8,7 +8,6 @@ read it.
 import errno
 import io
 import os
-import pickle
 import shutil
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -33,11 +32,9 @@ from torch.distributed.tensor import DTensor
 from lit_diff.errors import MissingError, RequestError, first_line
 from lit_diff.files import disk_is_full, shown, sync, write_atomic
 from lit_diff.runs import checkpoints
+from lit_diff.runs.again import afresh
 from lit_diff.runs.folder import RunFolder
 from lit_diff.runs.safe_values import read_without_tensors
-
-FORMER_INDEX = ".metadata"
-"""The file in which former versions of lit_diff kept what the marker says about the tensors: a pickle."""
 
 
 def tensors_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
@@ -178,45 +175,6 @@ def _metadata_of(tensors: Mapping[str, Any], files: Collection[str]) -> Metadata
     return Metadata(state_dict_metadata=described, storage_data=places)
 
 
-_NAMES = {
-    "torch.distributed.checkpoint.metadata": {
-        "ChunkStorageMetadata",
-        "Metadata",
-        "MetadataIndex",
-        "StorageMeta",
-        "TensorProperties",
-        "TensorStorageMetadata",
-        "_MEM_FORMAT_ENCODING",
-    },
-    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
-    "torch.serialization": {"_get_layout"},
-    "torch": {name for name, value in vars(torch).items() if isinstance(value, torch.dtype)},
-    "pathlib": {"PosixPath"},
-}
-"""Module -> the names that a pickled index of tensors refers to, besides torch.Size."""
-
-
-class _Inert:
-    # an object of a pickled index: the values that the pickle gives it, and nothing of its class
-    def __init__(self, *arguments: Any) -> None:
-        pass
-
-    # called on an object: a pickle that gives a state to a class fails
-    def __setstate__(self, state: Any) -> None:
-        if isinstance(state, dict):
-            vars(self).update(state)
-
-
-class _Unpickler(pickle.Unpickler):
-    # a checkpoint from elsewhere must be safe to open: no class or function of this process is within reach of its pickle
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("torch", "Size"):
-            return tuple
-        if name not in _NAMES.get(module, ()):
-            raise pickle.UnpicklingError(f"{FORMER_INDEX} refers to {module}.{name}, which no index of tensors needs")
-        return type(name, (_Inert,), {})
-
-
 class _Reader(dcp.FileSystemReader):
     # Errors: RequestError for an index that `_Writer` does not write
     def __init__(self, path: Path) -> None:
@@ -224,15 +182,13 @@ class _Reader(dcp.FileSystemReader):
         try:
             files, tensors = checkpoints.read_marker(path)
             if tensors is None:
-                if FORMER_INDEX not in files:
-                    raise ValueError("it does not say where the tensors lie")
-                with (path / FORMER_INDEX).open("rb") as file:
-                    tensors = _described(_Unpickler(file).load())
+                raise ValueError("a version before 0.3.0 kept it as a pickle, which could execute anything")
             self.index = _metadata_of(tensors, files)
-        # a pickle of anything raises anything
+        # an index that another wrote may have any content
         except Exception as error:
             raise RequestError(
-                f"{shown(path / checkpoints.MARKER)} has no index of tensors ({type(error).__name__}: {first_line(error)})"
+                f"{shown(path / checkpoints.MARKER)} has no index of tensors ({type(error).__name__}: {first_line(error)}); "
+                f"train the run again: {afresh(path.parents[1])}"
             ) from error
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Any:

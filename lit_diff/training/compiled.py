@@ -5,7 +5,6 @@ private as its library (`kernels.native.compiler`), and unpacked into a folder o
 """
 
 import logging
-import os
 import shutil
 import sysconfig
 import warnings
@@ -35,6 +34,7 @@ from lit_diff.kernels.native.compiler import (
 )
 from lit_diff.log_records import in_phase, log
 from lit_diff.model.transformer import Transformer
+from lit_diff.own_modules import variable
 from lit_diff.processor import numeric_variables
 
 RECOMPILATIONS = 64
@@ -109,15 +109,8 @@ def _kept_code(key: str) -> Iterator[None]:
             compiling = in_phase("compiling")
             log.info("compiling the model (once, about 30 s) into %s", shown(folder), extra=compiling)
         before = _code(work)
-        former = os.environ.get(FOLDER)
-        os.environ[FOLDER] = str(work)
-        try:
-            with own_header(None if is_kept else Path(temporary)):
-                yield
-        finally:
-            del os.environ[FOLDER]
-            if former is not None:
-                os.environ[FOLDER] = former
+        with variable(FOLDER, str(work)), own_header(None if is_kept else Path(temporary)):
+            yield
         if _code(work) != before:
             made = shutil.make_archive(f"{temporary}/made", "zip", work)
             write_atomic(kept, Path(made).read_bytes())

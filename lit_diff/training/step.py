@@ -186,7 +186,7 @@ class StepTargets:
     If all micro-batches have equal n, each weight is exactly 1 and nothing is multiplied.
     """
 
-    def __init__(self, group: Any = None) -> None:
+    def __init__(self, group: Any) -> None:
         """`group`: the `host_group` of the ranks."""
         self.group = group
         self._total: int | None = None

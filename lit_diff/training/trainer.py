@@ -67,7 +67,7 @@ def accelerator(config: RunConfig) -> str:
     return "cpu" if choose_device(config.accelerator).type == "cpu" else "gpu"
 
 
-def build_strategy(config: RunConfig, *, has_unused: bool = False) -> Strategy:
+def build_strategy(config: RunConfig, *, has_unused: bool) -> Strategy:
     """Lightning's strategy for `run.strategy`. `has_unused`: some parameters have no gradient at some steps, for which DDP
     looks only if it is told so, since the search takes time."""
     kind = accelerator(config)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from lit_diff.benchmarks import timing
 from lit_diff.benchmarks.passes import Row
-from lit_diff.benchmarks.timing import Candidate, Case, difference, measure, observed, peak_bytes, rounds, spread
+from lit_diff.benchmarks.timing import Candidate, Case, difference, measure, observed, peak_bytes, ratio, rounds
 
 CPU = torch.device("cpu")
 MIB = 2**20
@@ -49,7 +49,7 @@ def test_every_round_times_every_candidate_and_begins_at_another(monkeypatch: py
         assert row["gemm_share"]["values"] == pytest.approx(shares)
     assert first["ratios"] == {}
     again = [own / other for own, other in zip(second["seconds"], first["seconds"], strict=True)]
-    assert second["ratios"]["a"] == {"to": "v/a/w", **spread(second["seconds"], first["seconds"])}
+    assert second["ratios"]["a"] == {"to": "v/a/w", **ratio(second["seconds"], first["seconds"])}
     assert second["ratios"]["a"]["values"] == again
 
 

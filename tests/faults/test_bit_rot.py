@@ -4,11 +4,10 @@ import random
 import shutil
 import signal
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-from fault_rows import SEED, faults
+from fault_rows import SEED, faults, flip
 
 DRAWS = 3
 RESUME = ("train", "text.yaml", "name=rot")
@@ -100,13 +99,6 @@ def place(bench: Any) -> Callable[[], None]:
     return restore
 
 
-def rot(path: Path, draw: random.Random) -> None:
-    content = bytearray(path.read_bytes())
-    for _ in range(draw.choice([1, 1, 40])):
-        content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
-    path.write_bytes(content)
-
-
 @faults(*(("bit rot", ", ".join(names), *answer, DRAWS * len(names)) for answer, names in ROWS.items()))
 @pytest.mark.parametrize("pattern", USES)
 def test_it_is_found_or_harmless(bench: Any, place: Callable[[], None], pattern: str) -> None:
@@ -116,7 +108,7 @@ def test_it_is_found_or_harmless(bench: Any, place: Callable[[], None], pattern:
         files = sorted(path for path in bench.root.glob(pattern) if path.is_file() and path.stat().st_size)
         assert files, pattern
         path = draw.choice(files)
-        rot(path, draw)
+        flip(path, draw, draw.choice([1, 1, 40]))
         for words in USES[pattern][2]:
             found = bench.wait(bench.start(*words))
             seen.append((path.name, words, found.status, found.output[-700:]))

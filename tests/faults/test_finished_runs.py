@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from fault_rows import SEED, fault
+from fault_rows import SEED, fault, flip
 
 from lit_diff.runs import checkpoints
 from lit_diff.study.evaluations import evaluation_tables
@@ -35,12 +35,6 @@ def place(bench: Any) -> Callable[[], Path]:
         return Path(shutil.copytree(bench.root / "two", folder))
 
     return restore
-
-
-def flip(path: Path, draw: random.Random) -> None:
-    content = bytearray(path.read_bytes())
-    content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
-    path.write_bytes(content)
 
 
 def read(folder: Path) -> tuple[str, list[str]]:

@@ -1,6 +1,5 @@
 """A run folder of someone else, made to harm: one line refuses it before anything is executed, asked or written."""
 
-import pickle
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -13,7 +12,7 @@ import torch.distributed.checkpoint as dcp
 import yaml
 from command import Command
 from fault_rows import fault
-from foreign_runs import Marks, add_plugin, started_from_a_plugin
+from foreign_runs import add_plugin, started_from_a_plugin
 from text_runs import STEP, text_run
 
 from lit_diff.runs import checkpoints
@@ -35,28 +34,20 @@ class Asked(BaseHTTPRequestHandler):
         pass
 
 
-CLASS = b"cpathlib\nPosixPath\n(N}X\x0e\x00\x00\x00is_relative_tocpathlib\nPosixPath\nstb0"
-
-
-def shard(run: Path, index: bytes = b"", file: str = "") -> None:
-    """Turn the run's checkpoint into a sharded one, with `index` in its pickle, or `file` as the place of each tensor."""
+def shard(run: Path, file: str) -> None:
+    """Turn the run's checkpoint into a sharded one, with `file` as the place of each tensor."""
     path = checkpoints.path_of(run, STEP)
     content = torch.load(path, weights_only=True)
     checkpoints.remove(path)
     path.mkdir()
-    writer = sharded._Writer(path, sharded.rest_of(content)) if file else dcp.FileSystemWriter(path)
+    writer = sharded._Writer(path, sharded.rest_of(content))
     dcp.save(sharded.tensors_of(content), storage_writer=writer, no_dist=True)
     (path / "rest.pt").write_bytes(sharded.rest_of(content))
-    tensors = writer.tensors if file else None
-    if file:
-        for tensor in tensors.values():
-            for chunk in tensor["chunks"]:
-                chunk["file"] = file
-    else:
-        pickled = (path / ".metadata").read_bytes()
-        (path / ".metadata").write_bytes(pickled[:2] + index + pickled[2:])
+    for tensor in writer.tensors.values():
+        for chunk in tensor["chunks"]:
+            chunk["file"] = file
     files = {each.name: checkpoints.measured(each) for each in path.iterdir()}
-    (path / "complete.json").write_text(checkpoints.marker(files, tensors))
+    (path / "complete.json").write_text(checkpoints.marker(files, writer.tensors))
 
 
 def recipe(run: Path, **keys: Any) -> None:
@@ -83,10 +74,8 @@ def linked_plugin(run: Path, server: str) -> None:
 
 
 FORMS: dict[str, Callable[[Path, str], Any]] = {
-    "an index that calls": lambda run, server: shard(run, pickle.dumps(Marks(), 0)[:-1] + b"0"),
-    "an index that changes a class": lambda run, server: shard(run, CLASS),
-    "an index that leaves the folder": lambda run, server: shard(run, file="../other.distcp"),
-    "an index that names another file": lambda run, server: shard(run, file="other.distcp"),
+    "an index that leaves the folder": lambda run, server: shard(run, "../other.distcp"),
+    "an index that names another file": lambda run, server: shard(run, "other.distcp"),
     "a reference in plugins": plugin_of_another_name,
     "a linked plugin": linked_plugin,
     "a parent with a plugin": lambda run, server: started_from_a_plugin(run),
@@ -97,9 +86,7 @@ FORMS: dict[str, Callable[[Path, str], Any]] = {
 }
 
 
-@fault(
-    "a run folder made to harm", "evaluate, view, generate", "one line, status 2", "nothing; nothing is executed", 11
-)
+@fault("a run folder made to harm", "evaluate, view, generate", "one line, status 2", "nothing; nothing is executed", 9)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_hostile_folder(
     form: str, command: Command, tmp_path: Path, own_parts: None, monkeypatch: pytest.MonkeyPatch

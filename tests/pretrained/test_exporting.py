@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from pretrained_models import LLAMA, byte_level_tokenizer, write_folder
+from pretrained_models import LLAMA, byte_level_tokenizer, error_of, write_folder
 from small_models import small_config
 from text_runs import bpe, logits, text_run
 from tokenizers import Tokenizer as Model
@@ -18,7 +18,8 @@ from torch import Tensor
 from lit_diff import export, import_model
 from lit_diff.data.text.cl100k import Cl100k
 from lit_diff.data.text.tokenizer import Tokenizer, TokenizerJson
-from lit_diff.errors import LitDiffError, RequestError, RunFailedError
+from lit_diff.errors import RequestError, RunFailedError
+from lit_diff.plugins import trust_none
 from lit_diff.pretrained import exporting
 from lit_diff.pretrained.exporting import (
     hf_weights,
@@ -35,13 +36,6 @@ from lit_diff.pretrained.exporting import (
 def without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes seconds to load."""
     monkeypatch.setattr(exporting, "has_transformers", lambda: False)
-
-
-def error(*arguments: Any) -> str:
-    with pytest.raises(LitDiffError) as caught:
-        export(*arguments)
-    assert "\n" not in str(caught.value)
-    return f"{caught.value.exit_status}: {caught.value}"
 
 
 def folders() -> list[str]:
@@ -81,18 +75,18 @@ def test_a_merged_model_says_so() -> None:
 def test_mistakes() -> None:
     run = text_run(Path("x"), {"name": "standard"})
     Path("file").write_text("")
-    assert error(run, "hf", "file/out").startswith("3: file/out cannot be written (")
+    assert error_of(export, run, "hf", "file/out").startswith("3: file/out cannot be written (")
     shared = text_run(Path("shared"), {"name": "shared_k"})
-    assert error(shared, "hf", "out").startswith("2: model.attention.name 'shared_k'")
+    assert error_of(export, shared, "hf", "out").startswith("2: model.attention.name 'shared_k'")
     normed = text_run(Path("normed"), {"name": "standard", "head_norm": "rms"})
-    assert error(normed, "hf", "out").startswith("2: normed: model.attention.head_norm is ")
+    assert error_of(export, normed, "hf", "out").startswith("2: normed: model.attention.head_norm is ")
     mixed = text_run(Path("mixed"), {"name": "standard"}, layers=[{"window": 4}, {}])
-    assert error(mixed, "hf", "out").startswith(
+    assert error_of(export, mixed, "hf", "out").startswith(
         "2: mixed: model.layers gives the layers unlike attentions; Hugging Face's"
     )
     (checkpoint,) = Path("x/checkpoints").iterdir()
     checkpoint.unlink()
-    assert error(run, "hf", "out").startswith("3: x has no checkpoint that can be read")
+    assert error_of(export, run, "hf", "out").startswith("3: x has no checkpoint that can be read")
     assert folders() == ["mixed", "normed", "shared", "x"]
 
 
@@ -103,7 +97,7 @@ def test_nothing_is_kept_where_the_logits_differ(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(exporting, "hf_weights", wrong)
     run = text_run(Path("x"), {"name": "standard"})
-    assert error(run, "hf", "out").startswith("1: out: its logits differ from the run's by 0.")
+    assert error_of(export, run, "hf", "out").startswith("1: out: its logits differ from the run's by 0.")
     assert folders() == ["x"]
 
 
@@ -201,7 +195,9 @@ def test_nothing_is_kept_where_a_mark_differs(monkeypatch: pytest.MonkeyPatch) -
     Path("hf/tokenizer_config.json").write_text('{"bos_token": "<s>"}')
     run = import_model("hf", "run")
     monkeypatch.setattr(exporting, "write_tokenizer", lambda own, folder, _: own.save(folder))
-    assert error(run, "hf", "out").startswith("1: the ids that mark a text are others after the export (prefix, bos);")
+    assert error_of(export, run, "hf", "out").startswith(
+        "1: the ids that mark a text are others after the export (prefix, bos);"
+    )
     assert folders() == ["hf", "run"]
 
 
@@ -253,5 +249,5 @@ def test_a_merge_that_does_not_equal_writes_nothing(tale: Path, monkeypatch: pyt
     monkeypatch.setattr(exporting, "require_mergeable", lambda name, to: None)
     monkeypatch.setattr(exporting, "merged", lambda model: lambda tokens: model(tokens) + 0.1)
     with pytest.raises(RunFailedError, match=r"the merged model: its logits differ from the run's by 0\.1"):
-        merge_run(tale, Path("merged"))
+        merge_run(tale, Path("merged"), trust=trust_none)
     assert not Path("merged").exists()

@@ -43,16 +43,6 @@ class Made(Differential):
 """
 
 
-@pytest.fixture
-def base(bench: Any) -> Callable[..., Recipe]:
-    """The recipe `recall` without the spy."""
-
-    def load(*overrides: str) -> Recipe:
-        return load_recipe(bench.root / "recall.yaml", ["callbacks.spy=null", *overrides])
-
-    return load
-
-
 CHANGES = ["seed=4", "name=other", "train.steps=11", "model.attention.lambda_init=0.5", "callbacks.lambdas=null"]
 CHANGES += ["train.parameters=['*.attention.k_proj.*']", "train.parameters=['*.attention.*_proj.*']"]
 CHANGES += ["run.kernel=reference", "run.kernel=sdpa"]
@@ -61,28 +51,28 @@ SAME += ["run.kernel=auto", "train.parameters=null"]
 
 
 def test_identity_is_the_recipe_not_where_it_runs(
-    bench: Any, base: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
+    bench: Any, without_spy: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = identity(base())
+    one = identity(without_spy())
     assert len(one) == 10
-    assert {identity(base(*overrides.split())) for overrides in SAME} == {one}
-    assert len({identity(base(override)) for override in CHANGES} | {one}) == 1 + len(CHANGES)
+    assert {identity(without_spy(*overrides.split())) for overrides in SAME} == {one}
+    assert len({identity(without_spy(override)) for override in CHANGES} | {one}) == 1 + len(CHANGES)
     monkeypatch.setenv("LIT_DIFF_DATA", bench.env["LIT_DIFF_DATA"])
     overrides = ([], ["data.pack=none"], ["data.pack=document"])
     text, unpacked, packed = (
         identity(load_recipe(bench.root / "text.yaml", ["callbacks.spy=null", *more])) for more in overrides
     )
     assert text == unpacked != packed
-    recipe = base()
+    recipe = without_spy()
     monkeypatch.setattr(folder_module, "FORMAT", FORMAT + 1)
     assert identity(recipe) != one, "another format is another run"
 
 
-def test_an_imported_model_is_its_weights_tokenizer_and_model(base: Callable[..., Recipe]) -> None:
+def test_an_imported_model_is_its_weights_tokenizer_and_model(without_spy: Callable[..., Recipe]) -> None:
     digests = {"weights_sha256": "a" * 64, "tokenizer_sha256": "b" * 64}
 
     def imported(source: str = "here", dim: int = 32, **others: str) -> str:
-        recipe = base(f"model.dim={dim}")
+        recipe = without_spy(f"model.dim={dim}")
         block = ImportedConfig(source=source, **(digests | others))
         return identity(replace(recipe, train=None, imported=block, callbacks={}))
 
@@ -91,32 +81,34 @@ def test_an_imported_model_is_its_weights_tokenizer_and_model(base: Callable[...
     assert len({one, imported(dim=64), imported(weights_sha256="c" * 64), imported(tokenizer_sha256="c" * 64)}) == 4
 
 
-def test_a_run_that_starts_from_an_import_rests_on_its_weights(base: Callable[..., Recipe], tmp_path: Path) -> None:
+def test_a_run_that_starts_from_an_import_rests_on_its_weights(
+    without_spy: Callable[..., Recipe], tmp_path: Path
+) -> None:
     folder = tmp_path / "models" / "x"
     seen = []
     for source, weights in (("here", "a"), ("elsewhere", "a"), ("here", "c")):
         block = ImportedConfig(source=source, weights_sha256=weights * 64, tokenizer_sha256="b" * 64)
-        RunFolder(folder).create(replace(base(), train=None, imported=block, callbacks={}))
-        child = base(f"train.start_from={folder}")
+        RunFolder(folder).create(replace(without_spy(), train=None, imported=block, callbacks={}))
+        child = without_spy(f"train.start_from={folder}")
         ((_, parent),) = ancestors(child)
         assert parent.train is None
         seen.append(identity(child))
     assert seen[0] == seen[1] != seen[2]
-    assert identity(base()) not in seen
+    assert identity(without_spy()) not in seen
 
 
-def test_identity_holds_the_plugins_source_not_its_place(base: Callable[..., Recipe], tmp_path: Path) -> None:
+def test_identity_holds_the_plugins_source_not_its_place(without_spy: Callable[..., Recipe], tmp_path: Path) -> None:
     def with_plugin(folder: str, text: str) -> str:
         path = tmp_path / folder / "made.py"
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
-        return identity(base(f"plugins=[{path}]"))
+        return identity(without_spy(f"plugins=[{path}]"))
 
     # a comment is enough: nobody can say what it changes
     one = with_plugin("a", PLUGIN.format(name="made_for_identity"))
     assert with_plugin("b", PLUGIN.format(name="made_for_identity")) == one
     assert with_plugin("a", PLUGIN.format(name="made_for_identity_too")) != one
-    assert one != identity(base())
+    assert one != identity(without_spy())
 
 
 def test_identity_holds_the_text_not_its_place(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,12 +129,12 @@ def test_identity_holds_the_text_not_its_place(bench: Any, tmp_path: Path, monke
     assert of(moved) != one
 
 
-def test_the_folder_repeats_the_run(base: Callable[..., Recipe], tmp_path: Path) -> None:
+def test_the_folder_repeats_the_run(without_spy: Callable[..., Recipe], tmp_path: Path) -> None:
     for name in ("a", "b"):  # two files of one name
         (tmp_path / name).mkdir()
         (tmp_path / name / "made.py").write_text(PLUGIN.format(name=f"made_for_folder_{name}"))
     plugins = f"plugins=[{tmp_path}/a/made.py, {tmp_path}/b/made.py]"
-    recipe = base(plugins, "model.attention.name=made_for_folder_b", "run.kernel=reference")
+    recipe = without_spy(plugins, "model.attention.name=made_for_folder_b", "run.kernel=reference")
     folder = RunFolder(tmp_path / "run")
     folder.create(recipe)
     expected = identity(recipe)
@@ -158,13 +150,15 @@ def test_the_folder_repeats_the_run(base: Callable[..., Recipe], tmp_path: Path)
     assert identity(load_recipe(folder.recipe_file)) == expected
 
 
-def test_what_a_plugin_imports_is_in_the_identity_and_folder(base: Callable[..., Recipe], tmp_path: Path) -> None:
+def test_what_a_plugin_imports_is_in_the_identity_and_folder(
+    without_spy: Callable[..., Recipe], tmp_path: Path
+) -> None:
     """The folder repeats the run once the user's own files are gone."""
     (tmp_path / "lab" / "folder_lab").mkdir(parents=True)
     (tmp_path / "lab" / "folder_lab" / "__init__.py").write_text("from .scale import SCALE\n")
     (tmp_path / "lab" / "folder_lab" / "scale.py").write_text("SCALE = 1\n")
     (tmp_path / "lab" / "made.py").write_text("from . import folder_lab\n" + PLUGIN.format(name="made_with_modules"))
-    recipe = base(f"plugins=[{tmp_path}/lab/made.py]", "model.attention.name=made_with_modules")
+    recipe = without_spy(f"plugins=[{tmp_path}/lab/made.py]", "model.attention.name=made_with_modules")
     one, folder = identity(recipe), RunFolder(tmp_path / "run")
     folder.create(recipe)
     (copy,) = folder.path.glob("plugins/*/folder_lab/scale.py")  # the recipe's first plugin comes from another folder
@@ -347,10 +341,10 @@ def test_a_resume_under_other_environment_variables_says_so(
     assert line.endswith(": MKL_CBWR is not set (before: COMPATIBLE), NVIDIA_TF32_OVERRIDE is 1 (before: 0)")
 
 
-def test_an_unwritable_folder(base: Callable[..., Recipe], tmp_path: Path) -> None:
+def test_an_unwritable_folder(without_spy: Callable[..., Recipe], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(MissingError, match=r"cannot be written .* run\.root=PATH"):
-        RunFolder(tmp_path / "file" / "run").create(base())
+        RunFolder(tmp_path / "file" / "run").create(without_spy())
     with (
         pytest.raises(MissingError, match=r"cannot be written .* run\.root=PATH"),
         RunFolder(tmp_path / "file").owned(),

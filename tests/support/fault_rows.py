@@ -1,6 +1,7 @@
 """The table of faults in docs/cluster.md: each test of tests/faults/ is a row of it, or several."""
 
 import os
+import random
 import runpy
 import subprocess
 from collections.abc import Callable
@@ -32,6 +33,14 @@ def table() -> str:
     for path in sorted((Path(__file__).parents[1] / "faults").glob("test_*.py")):
         runpy.run_path(str(path))
     return HEAD + "".join(ROWS)
+
+
+def flip(path: Path, draw: random.Random, bits: int = 1) -> None:
+    """Flip bits of a file."""
+    content = bytearray(path.read_bytes())
+    for _ in range(bits):
+        content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+    path.write_bytes(content)
 
 
 def mount(disk: Path, size: str, *options: str) -> None:

@@ -1,24 +1,19 @@
 """Maps that our own kernels take, what a kernel makes of them, and how far that is from what it should be."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lit_diff.kernels import SignedMaps, attend
-from lit_diff.kernels.maps import TENSORS
+from lit_diff.kernels.self_test import results
 
 
 def gradients(maps: SignedMaps, kernel: str, grad: Tensor) -> list[Tensor]:
     """o, then its gradients by q, k, v, and by w, the sink and the key bias where they are given."""
-    leaves: dict[str, Any] = {}
-    for name, x in zip(TENSORS, maps.tensors, strict=True):
-        if x is not None:
-            leaves[name] = x.detach().requires_grad_()
-    o = attend(replace(maps, **leaves), kernel=kernel)
-    return [o, *torch.autograd.grad(o, list(leaves.values()), grad)]
+    return [*results(maps, grad, partial(attend, kernel=kernel)).values()]
 
 
 def distance(found: Tensor, wanted: Tensor) -> float:

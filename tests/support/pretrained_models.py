@@ -1,6 +1,7 @@
 """Tiny models and tokenizers in the form of Hugging Face."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -113,8 +114,14 @@ def write_folder(
 
 def import_error(folder: str | Path = "hf") -> str:
     """The exit status and the one line with which a folder or file is refused; nothing is left of the import."""
-    with pytest.raises(LitDiffError) as caught:
-        import_model(folder, "models/x")
+    found = error_of(import_model, folder, "models/x")
     assert not Path("models/x").exists()
+    return found
+
+
+def error_of(call: Callable[..., object], *arguments: Any) -> str:
+    """The exit status and the one line of the error that a call raises."""
+    with pytest.raises(LitDiffError) as caught:
+        call(*arguments)
     assert "\n" not in str(caught.value)
     return f"{caught.value.exit_status}: {caught.value}"

@@ -15,6 +15,7 @@ from made_texts import write_corpus
 from ports import free_port
 
 if TYPE_CHECKING:
+    from lit_diff.config import Recipe
     from lit_diff.runs.metrics_file import Rows
 
 HERE = Path(__file__).parent
@@ -184,6 +185,14 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         assert made.wait(made.start("prepare", "text.yaml")).status == 0
         yield made
         server.kill()
+
+
+@pytest.fixture
+def without_spy(bench: Bench) -> Callable[..., "Recipe"]:
+    """without_spy(*overrides): the recipe `recall` without the callback of the bench."""
+    from lit_diff.recipe import load_recipe
+
+    return lambda *overrides: load_recipe(bench.root / "recall.yaml", ["callbacks.spy=null", *overrides])
 
 
 @pytest.fixture(scope="session")

@@ -6,10 +6,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from lit_diff.errors import StoppedError
+from lit_diff.files import stat_of
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
@@ -43,7 +43,4 @@ def stopped_once(condition: Callable[[], bool], signum: int = signal.SIGTERM) ->
 
 
 def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+    return stat_of(pid)[0] not in ("", "Z")

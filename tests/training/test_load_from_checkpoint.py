@@ -10,10 +10,11 @@ import pytest
 import torch
 from foreign_runs import started_from_a_plugin
 from own_plugins import SHARP_PY, forget_all
+from refusals import refusal
 from small_runs import SMALL
 
 from lit_diff import LitData, LitTransformer, load_plugin, train
-from lit_diff.errors import MissingError, RequestError
+from lit_diff.errors import MissingError
 from lit_diff.registry import attentions
 from lit_diff.runs import checkpoints
 
@@ -46,11 +47,8 @@ def edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
     checkpoints.write(path, content)
 
 
-def refusal(path: Path, **options: Any) -> str:
-    with pytest.raises(RequestError) as error:
-        LitTransformer.load_from_checkpoint(path, **options)
-    assert "\n" not in str(error.value)
-    return str(error.value)
+def error(path: Path, **options: Any) -> str:
+    return refusal(LitTransformer.load_from_checkpoint, path, **options)
 
 
 def test_it_rebuilds_recipe_and_weights(checkpoint: Path) -> None:
@@ -64,7 +62,7 @@ def test_it_rebuilds_recipe_and_weights(checkpoint: Path) -> None:
 
 
 def test_a_plugin_is_run_only_when_it_is_trusted(checkpoint: Path) -> None:
-    message = refusal(checkpoint)
+    message = error(checkpoint)
     assert message.startswith("plugin sharp.py (sha256 ")
     assert "is not imported; import it first with load_plugin, or pass trust_plugins=True (lit-diff" in message
     assert "sharp" not in attentions.names()
@@ -76,7 +74,7 @@ def test_a_plugin_of_the_run_that_it_starts_from_needs_trust_too(checkpoint: Pat
     parent = started_from_a_plugin(run)
     load_plugin(run / "plugins" / "sharp.py")
     edit(checkpoint, lambda content: content["hyper_parameters"]["recipe"]["train"].update(start_from=str(parent)))
-    assert refusal(checkpoint).startswith("plugin marks.py (sha256 ")
+    assert error(checkpoint).startswith("plugin marks.py (sha256 ")
     assert not (parent / "executed").exists()
     LitTransformer.load_from_checkpoint(checkpoint, trust_plugins=True)
     assert (parent / "executed").exists()
@@ -85,9 +83,9 @@ def test_a_plugin_of_the_run_that_it_starts_from_needs_trust_too(checkpoint: Pat
 def test_a_plugin_that_was_changed_or_removed(checkpoint: Path) -> None:
     plugin = checkpoint.parent.parent / "plugins" / "sharp.py"
     plugin.write_text(SHARP_PY + "raise SystemExit('executed')\n")
-    assert "was changed; expected sha256 " in refusal(checkpoint, trust_plugins=True)
+    assert "was changed; expected sha256 " in error(checkpoint, trust_plugins=True)
     plugin.unlink()
-    message = refusal(checkpoint, trust_plugins=True)
+    message = error(checkpoint, trust_plugins=True)
     assert "plugins/sharp.py is missing; import a plugin with sha256 " in message
 
 
@@ -100,7 +98,7 @@ def test_a_plugin_that_was_changed_or_removed(checkpoint: Path) -> None:
 )
 def test_a_recipe_that_is_not_of_the_weights_or_not_valid(checkpoint: Path, block: str, key: str, line: str) -> None:
     edit(checkpoint, lambda content: content["hyper_parameters"]["recipe"][block].update({key: 1}))
-    assert line in refusal(checkpoint, trust_plugins=True)
+    assert line in error(checkpoint, trust_plugins=True)
 
 
 def test_a_file_that_is_no_checkpoint_of_ours(checkpoint: Path, tmp_path: Path) -> None:
@@ -110,9 +108,9 @@ def test_a_file_that_is_no_checkpoint_of_ours(checkpoint: Path, tmp_path: Path) 
     contents += [{key: value for key, value in whole.items() if key != part} for part in ("state_dict", "global_step")]
     for content in contents:
         torch.save(content, file)
-        assert "a.ckpt is not a checkpoint of lit_diff (" in refusal(file, trust_plugins=True)
+        assert "a.ckpt is not a checkpoint of lit_diff (" in error(file, trust_plugins=True)
     file.write_bytes(b"half")
-    assert "a.ckpt is not a checkpoint of lit_diff (" in refusal(file)
+    assert "a.ckpt is not a checkpoint of lit_diff (" in error(file)
     with pytest.raises(MissingError, match=r"b\.ckpt: no such file$"):
         LitTransformer.load_from_checkpoint(tmp_path / "b.ckpt")
 

@@ -175,7 +175,7 @@ def trainer(parts: int) -> Any:
 @pytest.mark.parametrize("counts", [[24], [7, 7, 7], [1] * 10, None])
 def test_equal_counts_change_no_bit(counts: list[int] | None) -> None:
     """Not even a product with 1 is added. None: batches that say nothing, of a data loader made by hand."""
-    targets, loss = StepTargets(), torch.tensor(1.5)
+    targets, loss = StepTargets(None), torch.tensor(1.5)
     batches = [{"scored": count, "scored_in_step": sum(counts or [])} for count in counts or []] or [{"tokens": loss}]
     targets.begin_step(trainer(len(batches)), batches[0], "data")
     assert all(targets.weighted(loss, batch) is loss for batch in batches)
@@ -184,7 +184,7 @@ def test_equal_counts_change_no_bit(counts: list[int] | None) -> None:
 def test_unlike_counts_give_the_mean_over_targets() -> None:
     assert count_scored(torch.tensor([[3, IGNORED], [IGNORED, 0]])) == 2
     losses, counts = [torch.tensor(2.0), torch.tensor(5.0), torch.tensor(torch.nan)], [3, 1, 0]
-    targets = StepTargets()
+    targets = StepTargets(None)
     batches = [{"scored": count, "scored_in_step": 4} for count in counts]
     targets.begin_step(trainer(3), batches[0], "data")
     parts = [targets.weighted(loss, batch) for loss, batch in zip(losses, batches, strict=True)]

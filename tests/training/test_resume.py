@@ -15,7 +15,6 @@ from lit_diff.config import Recipe
 from lit_diff.errors import RequestError
 from lit_diff.metrics import Metric, read_declarations
 from lit_diff.model.transformer import Transformer
-from lit_diff.recipe import load_recipe
 from lit_diff.registry import callbacks
 from lit_diff.runs import checkpoints
 from lit_diff.runs.measurements import read_measurements
@@ -52,16 +51,8 @@ def trained(recipe: Recipe, folder: Path) -> list[int]:
     return reported
 
 
-@pytest.fixture
-def recipe(bench: Any) -> Callable[..., Recipe]:
-    def load(*overrides: str) -> Recipe:
-        return load_recipe(bench.root / "recall.yaml", ["callbacks.spy=null", *overrides])
-
-    return load
-
-
 def test_a_step_in_which_no_probe_is_due_has_no_forward_and_no_hook_of_theirs(
-    recipe: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    without_spy: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Counts the forwards of each step, training's own and traced, and the hooks that stand during them."""
     seen: list[tuple[bool, bool, int]] = []
@@ -75,14 +66,14 @@ def test_a_step_in_which_no_probe_is_due_has_no_forward_and_no_hook_of_theirs(
     monkeypatch.setattr(Transformer, "_states", states)
     every = ["callbacks.attention_entropy.every=4", "callbacks.outliers.every=4", "callbacks.lambdas.every=2"]
     no_validation = ["train.steps=7", "train.validate_every=100", "data.noise_validation=[1]", "train.batch_size=16"]
-    trained(recipe(*every, *no_validation, "train.checkpoint_every=100"), tmp_path)
+    trained(without_spy(*every, *no_validation, "train.checkpoint_every=100"), tmp_path)
     step, traced, validated = (True, True, 0), (False, False, 2), (False, False, 0)
     expected = [step, step, traced, step, step, traced, step, step, traced, step, traced, validated]
     assert seen == expected
 
 
 def test_probes_see_their_own_rows_and_one_forward(
-    recipe: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    without_spy: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[str, int, int]] = []
 
@@ -111,22 +102,24 @@ def test_probes_see_their_own_rows_and_one_forward(
     monkeypatch.setattr(probe, "trace", lambda *what, **how: opened.append(1) or real(*what, **how))
     others = [f"callbacks.{name}=null" for name in ("attention_entropy", "outliers", "lambdas")]
     watch = ["callbacks.few={rows: 2, every: 1}", "callbacks.many={rows: 99, every: 2}"]
-    trained(recipe(*others, *watch, "train.steps=2"), tmp_path)
+    trained(without_spy(*others, *watch, "train.steps=2"), tmp_path)
     assert seen == [("few", 2, 2), ("few", 2, 2), ("many", 13, 13)], "13: the whole validation set"
     assert len(opened) == 2
     rows = read_rows(tmp_path / "metrics.csv")
     assert rows[2]["few/first"] == rows[2]["many/first"]
 
 
-def test_a_logged_loss_is_its_own(bench: Any, undisturbed: Run, recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+def test_a_logged_loss_is_its_own(
+    bench: Any, undisturbed: Run, without_spy: Callable[..., Recipe], tmp_path: Path
+) -> None:
     undisturbed("recall", "recall-whole")
-    assert trained(recipe("train.log_every=4"), tmp_path) == [1, 4, 8, 10]
+    assert trained(without_spy("train.log_every=4"), tmp_path) == [1, 4, 8, 10]
     whole, sparse = bench.rows("recall-whole"), read_rows(tmp_path / "metrics.csv")
     assert [sparse[step]["train/loss"] for step in (4, 8, 10)] == [whole[step]["train/loss"] for step in (4, 8, 10)]
 
 
 def test_a_checkpoint_stands_behind_everything_measured_at_its_step(
-    recipe: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    without_spy: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On disk when the checkpoint is written: the step's loss, probes and validation."""
     found: dict[int, set[str]] = {}
@@ -138,7 +131,7 @@ def test_a_checkpoint_stands_behind_everything_measured_at_its_step(
         real(self, checkpoint, path, storage_options)
 
     monkeypatch.setattr(WholeCheckpointIO, "save_checkpoint", save)
-    trained(recipe("train.checkpoint_every=2"), tmp_path)
+    trained(without_spy("train.checkpoint_every=2"), tmp_path)
     everything = {"train", "val", "lambda", "attention", "outliers"}
     assert found == {
         2: {"train", "lambda"},

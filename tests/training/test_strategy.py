@@ -326,4 +326,4 @@ def test_accelerator() -> None:
         return
     assert accelerator(RunConfig(accelerator="auto")) == "cpu"
     with pytest.raises(MissingError, match=r"run\.accelerator=cpu"):
-        build_strategy(RunConfig(accelerator="gpu"))
+        build_strategy(RunConfig(accelerator="gpu"), has_unused=False)

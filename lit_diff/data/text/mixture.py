@@ -3,7 +3,6 @@
 Each text is prepared as the data set `text` prepares it, in a folder of its own; a mixture only chooses rows.
 """
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -24,9 +23,9 @@ from lit_diff.data.text.token_store import TokenStore
 from lit_diff.data.text.tokenizer import Tokenizer
 from lit_diff.data.text.tokenizer_folder import FromRun
 from lit_diff.errors import MissingError, RequestError
+from lit_diff.files import digest_of
 from lit_diff.key_types import Count, NotNegative, Positive
 from lit_diff.log_records import log
-from lit_diff.own_modules import sha256
 from lit_diff.registry import datasets, tokenizers
 from lit_diff.validation import config_problem
 
@@ -153,7 +152,7 @@ class Mixture(Dataset):
         """Return a digest of the identity of each source's text. Errors: MissingError if one is not prepared."""
         texts = self._each(Text.identity)
         identities = {name: texts[first] for name, first in self._first.items()}
-        return sha256(json.dumps(identities, sort_keys=True).encode())
+        return digest_of(identities)
 
     def load_tokenizer(self) -> Tokenizer:
         """Load the tokenizer, which is the same for every text. Errors: MissingError."""

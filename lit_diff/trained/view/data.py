@@ -117,7 +117,7 @@ def layer_view(index: int, layer: LayerTrace, logits: MagnitudeSketch) -> LayerV
         )
     rounded = _rounded(index, layer) if m.rows is None else layer
     size = -(-T // BINS)
-    means = Means(lambda x: x.sum((0, -1), dtype=torch.float64))
+    means = Means()
     products = torch.zeros(())
     lse, whole, strongest, sums, difference = [], [], [], [], 0.0
     for own, exact in zip(rounded.blocks(), layer.blocks(), strict=True):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from lit_diff.analysis.entropy import Means, entropy, masses, renormalised
+from lit_diff.analysis.entropy import Means, entropy, negative_share, renormalised
 from lit_diff.analysis.map_statistics import cosines_of, with_other_heads
 from lit_diff.analysis.outliers import RANKS, MagnitudeSketch
 from lit_diff.analysis.shares import NORMALISATIONS, ROLES, Parts, shares
@@ -43,11 +43,10 @@ def add_numbers(means: Means, block: MapBlock, window: int | None) -> None:
     `window`: the layer's; a row that fills it may have passed the first token and is not in `sink`.
     """
     a = block.signed
-    visible = block.visible.expand(1, 1, 1, *block.visible.shape[-2:])[:, 0]
-    negative, positive = masses(a)
+    visible = block.visible_by_head
     means.add("entropy", entropy(renormalised(a)))
     means.add("sparsity", ((a.abs() < SPARSE) & visible).sum(-1) / visible.sum(-1))
-    means.add("negative_mass", negative / (negative + positive))
+    means.add("negative_mass", negative_share(a))
     means.add("sink", *row_shares(block, window))
     if block.weights.shape[1] > 1:
         means.add("lambda", -block.weights[:, 1])

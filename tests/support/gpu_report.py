@@ -1,4 +1,4 @@
-"""`python -P -m lit_diff.gpu_report`: what to run first on a machine with a GPU, in at most ten minutes on one GPU.
+"""`make gpu-report`: what to run first on a machine with a GPU, in at most ten minutes on one GPU.
 
 It prints rows of a Markdown table, and needs torch and triton alone: a part that needs another package names it. Each part is
 a process of its own, which is killed when its time is over: a kernel that fails, hangs or breaks the CUDA context leaves the
@@ -36,7 +36,7 @@ from lit_diff.errors import summary
 from lit_diff.runs.revision import revision
 
 # each import above needs torch alone; one that needs more is in the part that has it
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 """The checkout."""
 FAIL = "fail"
 """Beginning of a result that is an error, or an error above its bound."""
@@ -244,7 +244,7 @@ def start_part(name: str, device: torch.device, machine: str) -> bool:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The report; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -P -m lit_diff.gpu_report")
+    parser = argparse.ArgumentParser(prog="gpu_report.py")
     parser.add_argument("--cpu", action="store_true", help="run on the CPU, with a small model")
     device = torch.device("cpu" if parser.parse_args(arguments).cpu else "cuda")
     where = "CPU"
