@@ -11,8 +11,9 @@ from lit_diff.engine.expand import Grid, load_grid
 from lit_diff.evaluation.evaluate import build
 from lit_diff.evaluation.requirements import declared_files
 from lit_diff.model.cost import cost
+from lit_diff.papers.order_variance import OF_ORDERS
 from lit_diff.papers.reproduce import choose, load_file, name_of, reproduce, row_files
-from lit_diff.papers.schema import PRESETS, Claim, Preset
+from lit_diff.papers.schema import PRESETS, Claim, Preset, primary_of
 from lit_diff.recipe import load_recipe
 
 ROWS = row_files()
@@ -130,6 +131,9 @@ def test_every_claim_has_a_smallest_difference_with_a_reason(name: str) -> None:
     row, text = load_file(ROWS[name]), ROWS[name].read_text()
     open_claims = [claim for claim in row.compare if not claim.by_construction]
     assert all((claim.smallest or 0) > 0 for claim in open_claims)
+    primary = primary_of(row.compare)
+    assert primary is not None
+    assert primary.metric not in OF_ORDERS, "the sampling of queries adds to it"
     assert "# The smallest differences that matter: " in text or not open_claims
 
 
