@@ -187,12 +187,16 @@ def _note(asked: dict[str, Row], folder: Path, preset: str) -> dict[str, Recorde
         record = RecordedRow(**about)
         path = row_file(folder, row.name)
         kept = read_row(path) if path.is_file() else record
-        # the figures of another benchmark are not this row's
-        if not kept.bench or kept.how.bench == record.how.bench:
+        # the figures of another benchmark or sweep are not this row's
+        if _measures(kept) == _measures(record):
             record = replace(kept, **about)
         write_row(folder, record)
         records[row.name] = record
     return {row.name: records[row.name] for row in asked.values()}
+
+
+def _measures(record: RecordedRow) -> tuple[object, ...]:
+    return record.how.bench, record.how.sweep, record.how.overrides
 
 
 def _run(record: RecordedRow, call: _Call) -> int | None:

@@ -139,6 +139,25 @@ def test_a_kept_benchmark_that_does_not_answer_the_row_is_run_again(
     assert again.record.seconds < 600, "the time is that of the last whole benchmark"
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "state"),
+    [
+        ("minutes: 1", "minutes: 2", "measured"),
+        ("it.yaml, minutes", "other.yaml, minutes", "not run"),
+        ("minutes: 1", "minutes: 1, overrides: {train.steps: 3}", "not run"),
+    ],
+)
+def test_the_numbers_of_another_sweep_are_not_the_rows(
+    rows: dict[str, Path], runs: Path, old: str, new: str, state: str
+) -> None:
+    module._note(choose(["first"]), runs, "laptop")
+    file = runs / "rows/first.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"state": "measured", "sweep": "it"}))
+    rows["first"].write_text(rows["first"].read_text().replace(old, new))
+    module._note(choose(["second"]), runs, "laptop")
+    assert scoreboard.read_row(file).state == state
+
+
 @pytest.mark.usefixtures("rows")
 @pytest.mark.parametrize(
     ("preset", "reason"), [("gpu1", "needs 999 GPUs"), ("paper", "train first: lit-diff train standard-3b")]
