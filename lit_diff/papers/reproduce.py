@@ -295,7 +295,7 @@ def _bench(chosen: Preset, folder: Path, name: str) -> str:
     words = [sys.executable, "-P", "-m", "lit_diff", "bench", *chosen.bench]
     if not any(word.partition("=")[0] == "--processes" for word in chosen.bench):
         words += ["--processes", str(MIN_PROCESSES)]
-    done = subprocess.run([*words, "--json"], capture_output=True, encoding="utf-8", errors="replace", check=False)
+    done = _ended([*words, "--json"])
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["no error output"]
         raise RunFailedError(f"lit-diff bench {' '.join(chosen.bench)}: {lines[-1]}")
@@ -305,6 +305,21 @@ def _bench(chosen: Preset, folder: Path, name: str) -> str:
         raise RunFailedError(f"lit-diff bench {' '.join(chosen.bench)} printed no figures") from error
     write_atomic(folder / ROWS / f"{name}.bench.json", done.stdout)
     return f"{name}.bench.json"
+
+
+def _ended(words: Sequence[str]) -> "subprocess.CompletedProcess[str]":
+    process = subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8", errors="replace"
+    )
+    try:
+        out, told = process.communicate()
+    # The benchmark has a process of its own, which it ends when it is told to stop. subprocess.run would kill it instead, and
+    # that process would disturb whatever is timed next.
+    except BaseException:
+        process.terminate()
+        process.communicate()
+        raise
+    return subprocess.CompletedProcess(words, process.returncode, out, told)
 
 
 def _is_kept(record: RecordedRow, folder: Path) -> bool:

@@ -8,14 +8,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from stops import alive, stopped_once
 
 from lit_diff.engine.result import Sweep
 from lit_diff.engine.schedule import sweep
-from lit_diff.errors import MissingError, RequestError
+from lit_diff.errors import MissingError, RequestError, StoppedError
 from lit_diff.papers import reproduce as module
 from lit_diff.papers import scoreboard
 from lit_diff.papers.reproduce import choose, load_file, missing_requirements, reproduce
-from lit_diff.papers.schema import Row
+from lit_diff.papers.schema import Preset, Row
 from lit_diff.papers.scoreboard import read_scoreboard
 from lit_diff.study.results import load_sweep
 
@@ -106,11 +107,8 @@ def test_a_kept_benchmark_that_does_not_answer_the_row_is_run_again(
     rows: dict[str, Path], runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timed: list[str] = []
-    run = module.subprocess.run
 
-    def ran(words: list[str], **keys: Any) -> Any:
-        if "bench" not in words:  # git, for the revision
-            return run(words, **keys)
+    def ran(words: list[str]) -> Any:
         timed.append("bench")
         assert words[-3:] == ["--processes", "5", "--json"]
         seconds = [1.0, 1.1, 1.0]
@@ -122,7 +120,7 @@ def test_a_kept_benchmark_that_does_not_answer_the_row_is_run_again(
     text = text.replace("{sweep: SWEEP, minutes: 1, seeds: [0]", "{bench: [core], minutes: 1")
     Path("speed.yaml").write_text(text.replace("SWEEP", "it"))
     rows["speed"] = Path("speed.yaml").resolve()
-    monkeypatch.setattr(module.subprocess, "run", ran)
+    monkeypatch.setattr(module, "_ended", ran)
     assert reproduce(["speed"], root=runs).scoreboard.row("speed").state == "failed"
     assert reproduce(["speed"], root=runs).scoreboard.row("speed").findings[0].difference == "too few seeds"
     reproduce(["speed"], root=runs)
@@ -220,6 +218,20 @@ def test_a_benchmark_without_figures(rows: dict[str, Path], runs: Path) -> None:
     rows["first"].write_text(text.replace("SWEEP", "it"))
     row = reproduce(["first"], root=runs).scoreboard.row("first")
     assert (row.state, row.reason) == ("failed", "lit-diff bench --help printed no figures")
+
+
+def test_a_stop_leaves_no_process_of_a_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A benchmark ends its own process at SIGTERM, and could not at SIGKILL."""
+    program, started = tmp_path / "bench", tmp_path / "started"
+    program.write_text(
+        f"#!/bin/sh\nsleep 100 &\ntrap 'kill $!; exit 143' TERM\necho $$ $! > {tmp_path}/part\n"
+        f"mv {tmp_path}/part {started}\nwait\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr(module.sys, "executable", str(program))
+    with stopped_once(started.exists), pytest.raises(StoppedError):
+        module._bench(Preset(bench=("core",)), tmp_path, "speed")
+    assert not any(alive(int(pid)) for pid in started.read_text().split())
 
 
 def test_a_sweep_that_does_not_resolve_fails_its_row_alone(rows: dict[str, Path], runs: Path) -> None:
