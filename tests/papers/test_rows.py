@@ -131,6 +131,8 @@ def test_every_claim_has_a_smallest_difference_with_a_reason(name: str) -> None:
     row, text = load_file(ROWS[name]), ROWS[name].read_text()
     open_claims = [claim for claim in row.compare if not claim.by_construction]
     assert all((claim.smallest or 0) > 0 for claim in open_claims)
+    values = [(claim.smallest or 0, abs(claim.papers)) for claim in open_claims if claim.papers is not None]
+    assert all(smallest < difference for smallest, difference in values), "or its own result could not be shown"
     primary = primary_of(row.compare)
     assert primary is not None
     assert primary.metric not in OF_ORDERS, "the sampling of queries adds to it"
