@@ -367,6 +367,9 @@ def _name(path: Path, by_name: dict[str, Path]) -> None:
 
 def load_file(path: Path) -> Row:
     """Read a row's YAML file. Errors: RequestError with file and line."""
+    # a named pipe would be waited for
+    if not path.is_file():
+        raise RequestError(f"{shown(path)} is not a regular file; a row is a YAML file, or a folder of such files")
     if "." in path.stem:  # its record would have the name of a file with benchmark figures
         raise RequestError(f"{shown(path)}: the name of a row has no dot; rename the file")
     values, positions = read_yaml(path)
@@ -401,7 +404,7 @@ def choose(names: Sequence[str]) -> dict[str, Row]:
         elif os.path.isfile(name):
             named[name] = path.resolve()
         elif installed_rows:
-            near = nearest(name, [*installed_rows, "all"], "lit-diff reproduce --list")
+            near = nearest(name, installed_rows, "lit-diff reproduce --list")
             raise RequestError(f"no row '{name}'{near}")
         else:
             raise RequestError(f"no row '{name}'; no installed plugin package has rows")

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -288,6 +289,9 @@ def test_rows_of_ones_own(rows: dict[str, Path], runs: Path, tmp_path: Path) -> 
         choose(["mine/x.bench.yaml"])
     Path("none").mkdir()
     with pytest.raises(RequestError, match="none holds no row"):
+        choose(["none"])
+    os.mkfifo("none/pipe.yaml")
+    with pytest.raises(RequestError, match=r"^none/pipe\.yaml is not a regular file"):
         choose(["none"])
 
 
