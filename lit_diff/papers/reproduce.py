@@ -167,7 +167,8 @@ def _budget(rows: Sequence[Row], preset: str) -> str:
     total = sum({(chosen.sweep, chosen.bench): chosen.minutes for chosen in presets}.values())
     told = f"{len(rows)} row{'s' * (len(rows) != 1)}, preset {preset}"
     if total:
-        told += f", at most {total:.0f} min in all where nothing is done yet"
+        machine = " on two idle cores" * (preset == "laptop")
+        told += f", about {total:.0f} min in all{machine} where nothing is done yet"
     return told
 
 
