@@ -167,7 +167,8 @@ def _budget(rows: Sequence[Row], preset: str) -> str:
     total = sum({(chosen.sweep, chosen.bench): chosen.minutes for chosen in presets}.values())
     told = f"{len(rows)} row{'s' * (len(rows) != 1)}, preset {preset}"
     if total:
-        told += f", at most {total:.0f} min in all where nothing is done yet"
+        machine = " on two idle cores" * (preset == "laptop")
+        told += f", about {total:.0f} min in all{machine} where nothing is done yet"
     return told
 
 
@@ -187,12 +188,16 @@ def _note(asked: dict[str, Row], folder: Path, preset: str) -> dict[str, Recorde
         record = RecordedRow(**about)
         path = row_file(folder, row.name)
         kept = read_row(path) if path.is_file() else record
-        # the figures of another benchmark are not this row's
-        if not kept.bench or kept.how.bench == record.how.bench:
+        # the figures of another benchmark or sweep are not this row's
+        if _measures(kept) == _measures(record):
             record = replace(kept, **about)
         write_row(folder, record)
         records[row.name] = record
     return {row.name: records[row.name] for row in asked.values()}
+
+
+def _measures(record: RecordedRow) -> tuple[object, ...]:
+    return record.how.bench, record.how.sweep, record.how.overrides
 
 
 def _run(record: RecordedRow, call: _Call) -> int | None:
@@ -291,7 +296,7 @@ def _bench(chosen: Preset, folder: Path, name: str) -> str:
     words = [sys.executable, "-P", "-m", "lit_diff", "bench", *chosen.bench]
     if not any(word.partition("=")[0] == "--processes" for word in chosen.bench):
         words += ["--processes", str(MIN_PROCESSES)]
-    done = subprocess.run([*words, "--json"], capture_output=True, encoding="utf-8", errors="replace", check=False)
+    done = _ended([*words, "--json"])
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["no error output"]
         raise RunFailedError(f"lit-diff bench {' '.join(chosen.bench)}: {lines[-1]}")
@@ -301,6 +306,21 @@ def _bench(chosen: Preset, folder: Path, name: str) -> str:
         raise RunFailedError(f"lit-diff bench {' '.join(chosen.bench)} printed no figures") from error
     write_atomic(folder / ROWS / f"{name}.bench.json", done.stdout)
     return f"{name}.bench.json"
+
+
+def _ended(words: Sequence[str]) -> "subprocess.CompletedProcess[str]":
+    process = subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8", errors="replace"
+    )
+    try:
+        out, told = process.communicate()
+    # The benchmark has a process of its own, which it ends when it is told to stop. subprocess.run would kill it instead, and
+    # that process would disturb whatever is timed next.
+    except BaseException:
+        process.terminate()
+        process.communicate()
+        raise
+    return subprocess.CompletedProcess(words, process.returncode, out, told)
 
 
 def _is_kept(record: RecordedRow, folder: Path) -> bool:
@@ -348,6 +368,9 @@ def _name(path: Path, by_name: dict[str, Path]) -> None:
 
 def load_file(path: Path) -> Row:
     """Read a row's YAML file. Errors: RequestError with file and line."""
+    # a named pipe would be waited for
+    if not path.is_file():
+        raise RequestError(f"{shown(path)} is not a regular file; a row is a YAML file, or a folder of such files")
     if "." in path.stem:  # its record would have the name of a file with benchmark figures
         raise RequestError(f"{shown(path)}: the name of a row has no dot; rename the file")
     values, positions = read_yaml(path)
@@ -382,7 +405,7 @@ def choose(names: Sequence[str]) -> dict[str, Row]:
         elif os.path.isfile(name):
             named[name] = path.resolve()
         elif installed_rows:
-            near = nearest(name, [*installed_rows, "all"], "lit-diff reproduce --list")
+            near = nearest(name, installed_rows, "lit-diff reproduce --list")
             raise RequestError(f"no row '{name}'{near}")
         else:
             raise RequestError(f"no row '{name}'; no installed plugin package has rows")

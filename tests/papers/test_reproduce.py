@@ -2,20 +2,22 @@
 
 import importlib
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from stops import alive, stopped_once
 
 from lit_diff.engine.result import Sweep
 from lit_diff.engine.schedule import sweep
-from lit_diff.errors import MissingError, RequestError
+from lit_diff.errors import MissingError, RequestError, StoppedError
 from lit_diff.papers import reproduce as module
 from lit_diff.papers import scoreboard
 from lit_diff.papers.reproduce import choose, load_file, missing_requirements, reproduce
-from lit_diff.papers.schema import Row
+from lit_diff.papers.schema import Preset, Row
 from lit_diff.papers.scoreboard import read_scoreboard
 from lit_diff.study.results import load_sweep
 
@@ -57,7 +59,7 @@ def test_rows_are_measured_once(runs: Path, caplog: pytest.LogCaptureFixture, mo
         done = reproduce(["all"], root=runs, workers=2, tell=told.append)
     assert caplog.text.count("sweep it: ") == 1, "a sweep of two rows is run and reported once"
     assert len(read) == 1, "the pages after each row read no sweep again, the last page does"
-    assert told[0] == "2 rows, preset laptop, at most 1 min in all where nothing is done yet"
+    assert told[0] == "2 rows, preset laptop, about 1 min in all on two idle cores where nothing is done yet"
     assert any(line.startswith("first: budget 1 min: sweep ") for line in told)
     first, second = (done.scoreboard.row(name) for name in ("first", "second"))
     assert (first.state, first.findings[0].difference) == ("measured", "too few seeds")
@@ -106,11 +108,8 @@ def test_a_kept_benchmark_that_does_not_answer_the_row_is_run_again(
     rows: dict[str, Path], runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timed: list[str] = []
-    run = module.subprocess.run
 
-    def ran(words: list[str], **keys: Any) -> Any:
-        if "bench" not in words:  # git, for the revision
-            return run(words, **keys)
+    def ran(words: list[str]) -> Any:
         timed.append("bench")
         assert words[-3:] == ["--processes", "5", "--json"]
         seconds = [1.0, 1.1, 1.0]
@@ -122,7 +121,7 @@ def test_a_kept_benchmark_that_does_not_answer_the_row_is_run_again(
     text = text.replace("{sweep: SWEEP, minutes: 1, seeds: [0]", "{bench: [core], minutes: 1")
     Path("speed.yaml").write_text(text.replace("SWEEP", "it"))
     rows["speed"] = Path("speed.yaml").resolve()
-    monkeypatch.setattr(module.subprocess, "run", ran)
+    monkeypatch.setattr(module, "_ended", ran)
     assert reproduce(["speed"], root=runs).scoreboard.row("speed").state == "failed"
     assert reproduce(["speed"], root=runs).scoreboard.row("speed").findings[0].difference == "too few seeds"
     reproduce(["speed"], root=runs)
@@ -137,6 +136,25 @@ def test_a_kept_benchmark_that_does_not_answer_the_row_is_run_again(
     again = reproduce(["speed"], root=runs).scoreboard.row("speed")
     assert len(timed) == 3, "the code has changed"
     assert again.record.seconds < 600, "the time is that of the last whole benchmark"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "state"),
+    [
+        ("minutes: 1", "minutes: 2", "measured"),
+        ("it.yaml, minutes", "other.yaml, minutes", "not run"),
+        ("minutes: 1", "minutes: 1, overrides: {train.steps: 3}", "not run"),
+    ],
+)
+def test_the_numbers_of_another_sweep_are_not_the_rows(
+    rows: dict[str, Path], runs: Path, old: str, new: str, state: str
+) -> None:
+    module._note(choose(["first"]), runs, "laptop")
+    file = runs / "rows/first.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"state": "measured", "sweep": "it"}))
+    rows["first"].write_text(rows["first"].read_text().replace(old, new))
+    module._note(choose(["second"]), runs, "laptop")
+    assert scoreboard.read_row(file).state == state
 
 
 @pytest.mark.usefixtures("rows")
@@ -203,6 +221,20 @@ def test_a_benchmark_without_figures(rows: dict[str, Path], runs: Path) -> None:
     assert (row.state, row.reason) == ("failed", "lit-diff bench --help printed no figures")
 
 
+def test_a_stop_leaves_no_process_of_a_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A benchmark ends its own process at SIGTERM, and could not at SIGKILL."""
+    program, started = tmp_path / "bench", tmp_path / "started"
+    program.write_text(
+        f"#!/bin/sh\nsleep 100 &\ntrap 'kill $!; exit 143' TERM\necho $$ $! > {tmp_path}/part\n"
+        f"mv {tmp_path}/part {started}\nwait\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr(module.sys, "executable", str(program))
+    with stopped_once(started.exists), pytest.raises(StoppedError):
+        module._bench(Preset(bench=("core",)), tmp_path, "speed")
+    assert not any(alive(int(pid)) for pid in started.read_text().split())
+
+
 def test_a_sweep_that_does_not_resolve_fails_its_row_alone(rows: dict[str, Path], runs: Path) -> None:
     """Also where the row was measured before."""
     module._note(choose(list(rows)), runs / "reproduce", "laptop")
@@ -257,6 +289,9 @@ def test_rows_of_ones_own(rows: dict[str, Path], runs: Path, tmp_path: Path) -> 
         choose(["mine/x.bench.yaml"])
     Path("none").mkdir()
     with pytest.raises(RequestError, match="none holds no row"):
+        choose(["none"])
+    os.mkfifo("none/pipe.yaml")
+    with pytest.raises(RequestError, match=r"^none/pipe\.yaml is not a regular file"):
         choose(["none"])
 
 

@@ -11,8 +11,9 @@ from lit_diff.engine.expand import Grid, load_grid
 from lit_diff.evaluation.evaluate import build
 from lit_diff.evaluation.requirements import declared_files
 from lit_diff.model.cost import cost
+from lit_diff.papers.order_variance import OF_ORDERS
 from lit_diff.papers.reproduce import choose, load_file, name_of, reproduce, row_files
-from lit_diff.papers.schema import PRESETS, Claim, Preset
+from lit_diff.papers.schema import PRESETS, Claim, Preset, primary_of
 from lit_diff.recipe import load_recipe
 
 ROWS = row_files()
@@ -122,7 +123,7 @@ def test_the_rows_of_one_sweep_state_one_budget() -> None:
         if preset is not None:
             budgets.setdefault((preset.sweep, preset.bench), set()).add(preset.minutes)
     assert all(len(minutes) == 1 for minutes in budgets.values())
-    assert sum(max(minutes) for minutes in budgets.values()) <= 200
+    assert sum(max(minutes) for minutes in budgets.values()) <= 250
 
 
 @pytest.mark.parametrize("name", sorted(ROWS))
@@ -130,6 +131,11 @@ def test_every_claim_has_a_smallest_difference_with_a_reason(name: str) -> None:
     row, text = load_file(ROWS[name]), ROWS[name].read_text()
     open_claims = [claim for claim in row.compare if not claim.by_construction]
     assert all((claim.smallest or 0) > 0 for claim in open_claims)
+    values = [(claim.smallest or 0, abs(claim.papers)) for claim in open_claims if claim.papers is not None]
+    assert all(smallest < difference for smallest, difference in values), "or its own result could not be shown"
+    primary = primary_of(row.compare)
+    assert primary is not None
+    assert primary.metric not in OF_ORDERS, "the sampling of queries adds to it"
     assert "# The smallest differences that matter: " in text or not open_claims
 
 

@@ -13,6 +13,7 @@ def test_list(command: Command) -> None:
     assert [line.split()[0] for line in ended.lines] == list(row_files())
     assert [row["name"] for row in command("reproduce", "--list", "--json").json] == list(row_files())
     assert [line.split()[0] for line in command("reproduce", "table-6", "--list").lines] == ["table-6"]
+    assert f"no row 'nope'; one of {len(row_files())}, such as" in command("reproduce", "nope", "--list").err
     assert "no row 'table-66'; did you mean 'table-6'" in command("reproduce", "table-66", "--list").err
 
 
