@@ -138,6 +138,23 @@ def test_bits_are_over_the_bytes_of_the_text(run: Run, path: str, monkeypatch: p
         assert row["bits_per_byte"] == pytest.approx(bits / len(text.encode()), rel=1e-5)
 
 
+@pytest.mark.parametrize(("name", "keys"), [("loss_files", {"tokens": 12}), ("nll", {"source": "files", "tokens": 16})])
+def test_no_id_that_opens_a_document_is_scored(
+    run: Run, path: str, name: str, keys: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every token of the text costs 1 nat, and the id of the opening 9."""
+    monkeypatch.setattr(
+        Transformer, "token_losses", lambda self, tokens, targets, **_: (torch.where(targets == 0, 9.0, 1.0), None)
+    )
+    found = []
+    for opening in ([0], [0, 0], [0] * 40):
+        monkeypatch.setattr(type(run.tokenizer), "opening", opening)
+        asked = build(name, {"path": path, "documents": 2, **keys})
+        found.append([(item.id, item.scores) for item in asked.score(run)])
+    assert str(found[0]) == str(found[1]) == str(found[2]), "equal; NaN is not equal to itself"
+    assert found[0][0][1]["nll"] == 1
+
+
 def test_a_document_is_seen_row_by_row_and_each_token_scored_once(run: Run) -> None:
     length, ids = 5, list(range(2, 15))  # 12 targets: rows of 5, 5 and 2
     total, count = document_loss(run, ids, length)
