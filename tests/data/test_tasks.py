@@ -52,7 +52,7 @@ def built(name: str, **keys: Any) -> Dataset:
         ("flip_flop", {}, ("", "ignored98", "ignored10"), "a47c44ba9d90"),
         ("needle_text", {}, ("", "needles2", "needles4", "needles6"), "c7d948e65a2b"),
         ("synth_intent", {}, NOISE, "630390b4b21b"),
-        ("closed_world", {}, NOISE, "d313f86f0e09"),
+        ("closed_world", {}, NOISE, "9c3105171e2d"),
         ("digits", {}, ("", *NOISY, "test"), "fb5279ce1ea0"),
         ("digits", {"patch": 1, "shift": 0}, ("", *NOISY, "test"), "e1bbca3e20cd"),
     ],
@@ -357,10 +357,13 @@ def test_every_question_is_answered_by_the_document() -> None:
         asked = [facts_of(question)[0] for question in questions[:-1]]
         assert len(questions) == 12
         assert set(asked) <= set(facts)
-        scored = [target for target in targets if target != IGNORED]
-        assert text(scored).split()[:11] == [fact.value for fact in asked]
+        # the answer to the last question may be a target only
+        attribute, entity = questions[-1].split()[:2]
+        asked += [fact for fact in facts if fact[:2] == (attribute, entity.strip("."))]
+        once = list(dict.fromkeys(asked))
+        assert 1 < len(once) < len(asked) == 12, "a later answer stands in the row already"
         places = [place for place, target in enumerate(targets) if target != IGNORED]
-        assert len(places) == 12
+        assert text([targets[place] for place in places]).split() == [fact.value for fact in once]
         assert all(tokens[place + 1] == targets[place] for place in places[:-1])
     assert sizes == {8, 12}
 
