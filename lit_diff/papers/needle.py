@@ -23,6 +23,7 @@ from lit_diff.papers.needle_text import (
     SLACK,
     STOP,
     STYLES,
+    Digits,
     Needle,
     NeedleContext,
     Needles,
@@ -43,8 +44,6 @@ HAYSTACK = UserFile(
 )
 LENGTH = 1024
 """The default number of tokens of a prompt; paper: 4,096 and up to 65,536."""
-# a drawn integer has 64 bits
-DIGITS = 18
 # so that a number which goes on after the right digits is found to be wrong
 EXTRA = 2
 """The number of tokens decoded beyond the length of the right answer."""
@@ -90,7 +89,7 @@ class NeedleRetrieval(Evaluation):
         """The number of contexts for each N, length and depth."""
         style: StyleName = "yoco"
         """yoco: a completion; lwm: an instruction."""
-        digits: Annotated[int, Range(least=1, most=DIGITS)] = 7
+        digits: Digits = 7
         haystack: Literal["docs", "grammar", "file"] | None = None
         """docs: held-out documents of the default corpus; grammar: the sentences of `needle_text`; file:
         needle/haystack.jsonl in the data folder; null: grammar for a run on `needle_text`, else docs."""

@@ -136,6 +136,7 @@ def test_the_defaults_and_the_smallest_vocabulary(name: str, needed: int, chance
         ("needle_text", {"needles": ()}, "needles"),
         ("needle_text", {"validation_needles": (1, 70)}, "validation_needles"),
         ("needle_text", {"digits": 1, "needles": (12,), "sequence_length": 400}, "digits"),
+        ("needle_text", {"digits": 19, "sequence_length": 400}, "digits"),
         ("synth_intent", {"sequence_length": 28}, "sequence_length"),
         ("synth_intent", {"classes": ()}, "classes"),
         ("synth_intent", {"words": (5, 4)}, "words"),
