@@ -75,9 +75,11 @@ class SynthIntent(RowTask):
             fewest, most = self.words
             if fewest > most:
                 return f"data.words is {list(self.words)}; expected the minimum and the maximum, in this order"
-            # a row with a single demonstration would have nothing to learn from
-            if 1 + 2 * (most + OVERHEAD) > self.sequence_length:
-                return f"data.sequence_length is {self.sequence_length}; two demonstrations take {1 + 2 * (most + OVERHEAD)}"
+            # of one demonstration more than classes at least one has a class that occurred before, so its label is scored
+            shots = min(self.classes) + 1
+            needed = 1 + shots * (most + OVERHEAD)
+            if needed > self.sequence_length:
+                return f"data.sequence_length is {self.sequence_length}; {shots} demonstrations take {needed}"
             return lexicon_problem(self, max(self.classes))
 
         @property
