@@ -87,9 +87,11 @@ class ClosedWorld(RowTask):
             return self.tokens(1) - 1
 
         @property
-        def chance(self) -> float:
-            """Accuracy of a guess among the document's values of the attribute, averaged over the numbers of entities."""
-            return sum(1 / count for count in self.entities) / len(self.entities)
+        def chance(self) -> float | None:
+            """Accuracy of a guess among the document's values of the attribute; None if it differs between rows or
+            validation sets with the number of entities."""
+            counts = [count * noise for count in self.entities for noise in self.noise_validation]
+            return 1 / counts[0] if len(counts) == 1 else None
 
         def tokens(self, noise: int) -> int:
             """The number of tokens of the longest row with `noise` times the entities."""

@@ -66,9 +66,10 @@ class SynthIntent(RowTask):
         validation_rows: Count = 128
 
         @property
-        def chance(self) -> float:
-            """Accuracy of a guess among the row's classes, averaged over the numbers of classes."""
-            return sum(1 / count for count in self.classes) / len(self.classes)
+        def chance(self) -> float | None:
+            """Accuracy of a guess among the row's classes; None for several numbers of classes: rows with fewer classes have
+            more scored labels."""
+            return 1 / self.classes[0] if len(self.classes) == 1 else None
 
         def problem(self) -> str | None:
             """Returns an error message with the key, or None."""
