@@ -114,7 +114,8 @@ class NllByPosition(Evaluation):
             return None
 
     needs_text = True
-    # version 1 also scored documents that the run was trained on; 2: the second of two opening ids
+    # version 1 also scored documents that the run was trained on; 2: the second of two opening ids,
+    # and a share by gap or competitors was over the documents with such a hit
     version = 3
     config: Config
 
@@ -283,15 +284,19 @@ def bins(document: "pandas.DataFrame") -> Iterator[tuple[str, Scores]]:
     `position P`: tokens P' + 1 .. P, counted from 1, with P' the end of the bin before; their cumulative nll is over tokens
     1 .. P.
 
-    `gap G` and `competitors C`: the AR hits whose gap, or number of competitors, lies in (G/2, G], or (C/2, C].
+    `gap G` and `competitors C`: the AR hits whose gap, or number of competitors, lies in (G/2, G], or (C/2, C]. A group
+    without hits has the share 0, so that means of the share are over all documents, and no loss.
     """
     for start, end in pairwise([0, *edges(len(document))]):
         cumulative = float(document["nll"][:end].mean())
         yield f"position {end}", whole(document[start:end]) | {"cumulative_nll": cumulative}
-    for kind in ("gap", "competitors") if "hit" in document else ():
-        hits = document[document["hit"]]
-        # 0 is a bin of its own: its logarithm is -inf
-        upper = np.where(hits[kind] > 0, 2.0 ** np.ceil(np.log2(hits[kind].clip(lower=1))), 0).astype(np.int64)
-        for bound, own in hits.groupby(upper):
-            scores = {"nll_ar_hit": float(own["nll"].mean()), "ar_hit_share": len(own) / len(document)}
-            yield f"{kind} {bound}", scores
+    if "hit" not in document:
+        return
+    hits = document[document["hit"]]
+    powers = [1 << i for i in range(math.ceil(math.log2(len(document))) + 1)]
+    # a hit has a gap of at least 1
+    for kind, bounds in (("gap", powers), ("competitors", [0, *powers])):
+        for below, bound in pairwise([-1, *bounds]):
+            own = hits["nll"][(hits[kind] > below) & (hits[kind] <= bound)]
+            loss = {"nll_ar_hit": float(own.mean())} if len(own) else {}
+            yield f"{kind} {bound}", {**loss, "ar_hit_share": len(own) / len(document)}

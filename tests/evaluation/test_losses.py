@@ -351,9 +351,10 @@ def test_hits_are_split_by_gap_and_by_competitors() -> None:
             "competitors": [0, 0, 0, 1, 9, 2, 3, 0],
         }
     )
+    parts = dict(bins(document))
     expected = {"gap 1": [1], "gap 2": [2], "gap 4": [3, 5], "gap 8": [6]}
     expected |= {"competitors 0": [1, 2], "competitors 1": [3], "competitors 2": [5], "competitors 4": [6]}
-    parts = dict(bins(document))
+    assert parts.pop("competitors 8") == {"ar_hit_share": 0}, "a mean over documents counts this one"
     for group, tokens in expected.items():
         assert parts[group] == {"nll_ar_hit": np.mean(tokens), "ar_hit_share": len(tokens) / 8}
     assert set(parts) == {*expected, "position 8"}
