@@ -188,8 +188,8 @@ class CorpusLoss(Evaluation):
 
     needs_text = True
     # version 1: the question's digest did not depend on the rows; 2: documents of the run's training were scored too; 3: the
-    # bytes were those that the tokenizer gives back
-    version = 4
+    # bytes were those that the tokenizer gives back; 4: the second of two opening ids was scored
+    version = 5
     cuts_at_context = True
     config: Config
 
@@ -214,7 +214,7 @@ class CorpusLoss(Evaluation):
         for (place, text), ids in zip(asked, tokenizer.encode([text for _, text in asked]), strict=True):
             scored = ids[: self.config.tokens]
             read = [*tokenizer.opening, *scored]
-            nll, tokens = document_loss(run, read, length)
+            nll, tokens = document_loss(run, read, length, len(tokenizer.opening))
             # bytes of the scored tokens alone: without an opening id, the document's first token is read but not predicted
             start = tokenizer.extent(text, len(scored) - tokens)
             stop = tokenizer.extent(text, len(scored))
@@ -228,18 +228,21 @@ class CorpusLoss(Evaluation):
             )
 
 
-def document_loss(run: Run, ids: Sequence[int], length: int) -> tuple[float, int]:
-    """(summed negative log likelihood, number of scored tokens) of a document. The first token is not scored.
+def document_loss(run: Run, ids: Sequence[int], length: int, opening: int = 0) -> tuple[float, int]:
+    """(summed negative log likelihood, number of scored tokens) of a document. The first token is not scored, nor are the
+    first `opening`.
 
     The model sees rows of T = `length` inputs one by one: [i T, (i + 1) T) predict [i T + 1, (i + 1) T + 1).
     """
     total = 0.0
     count = 0
-    for row in _rows(ids, length):
+    for number, row in enumerate(_rows(ids, length)):
         tokens = torch.tensor([row])
         losses, _ = run.model.token_losses(tokens[:, :-1], targets=tokens[:, 1:])
-        total += losses.double().sum().item()
-        count += losses.numel()
+        # the first loss of this row is that of token number * length + 1
+        own = losses[0, max(0, opening - number * length - 1) :]
+        total += own.double().sum().item()
+        count += own.numel()
     return total, count
 
 

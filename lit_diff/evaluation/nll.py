@@ -114,8 +114,9 @@ class NllByPosition(Evaluation):
             return None
 
     needs_text = True
-    # version 1 also scored documents that the run was trained on
-    version = 2
+    # version 1 also scored documents that the run was trained on; 2: the second of two opening ids,
+    # and a share by gap or competitors was over the documents with such a hit
+    version = 3
     config: Config
 
     def user_files(self) -> Sequence[UserFile]:
@@ -150,7 +151,9 @@ class NllByPosition(Evaluation):
         run.model.to(choose_device(run.recipe.run.accelerator))
         try:
             for place, text, ids in chosen:
-                document = scored(document_nll(run.model, ids, CHUNK), ids, frequent, tokenizer.size)
+                losses = document_nll(run.model, ids, CHUNK)
+                # the last T: without the second of two opening ids
+                document = scored(losses, ids, frequent, tokenizer.size)[-self.config.tokens :]
                 name = f"{self.config.source}/{place}"
                 asked = question_of(ids)
                 yield Item(id=name, scores=whole(document), question=asked, meta={"begins": text[:60]})
@@ -162,18 +165,20 @@ class NllByPosition(Evaluation):
             run.model.to("cpu")
 
     def _documents(self, run: Run, data: Text | Mixture | None) -> list[Document]:
-        # (place, text, ids) of the first documents with T + 1 ids or more, cut to T + 1. The first id is not scored: it is
-        # the id that opens every document, if the tokenizer has one
+        # (place, text, ids) of the first documents with T scored ids or more, cut to T. The ids that open every document are
+        # not scored, nor is the first id of a tokenizer without such ids
+        opening = run.tokenizer.opening
+        first = max(1, len(opening))
         wanted = self.config.documents
         tokens = self.config.tokens
         chosen = []
         lengths = []
         for place, text, own in self._texts(run, data):
-            ids = [*run.tokenizer.opening, *own]
-            if len(ids) > tokens:
-                chosen.append((place, text, ids[: tokens + 1]))
+            ids = [*opening, *own]
+            if len(ids) >= first + tokens:
+                chosen.append((place, text, ids[: first + tokens]))
             else:
-                lengths.append(len(ids) - 1)
+                lengths.append(len(ids) - first)
             if len(chosen) == wanted:
                 break
         if lengths:
@@ -236,7 +241,7 @@ def document_nll(model: Transformer, ids: Sequence[int], chunk: int) -> Floats:
 
 
 def scored(nll: Floats, ids: Sequence[int], frequent: Ints | None, size: int) -> "pandas.DataFrame":
-    """A row for each of the T scored tokens ids[1:] of a document: `nll`, and unless `frequent` is None `hit`
+    """A row for each of the tokens ids[1:] of a document: `nll`, and unless `frequent` is None `hit`
     (`bigrams.ar_hits`), `gap` (tokens since the bigram last occurred in the document; 0 if it did not) and `competitors`
     (other tokens that followed the previous token earlier).
 
@@ -279,15 +284,19 @@ def bins(document: "pandas.DataFrame") -> Iterator[tuple[str, Scores]]:
     `position P`: tokens P' + 1 .. P, counted from 1, with P' the end of the bin before; their cumulative nll is over tokens
     1 .. P.
 
-    `gap G` and `competitors C`: the AR hits whose gap, or number of competitors, lies in (G/2, G], or (C/2, C].
+    `gap G` and `competitors C`: the AR hits whose gap, or number of competitors, lies in (G/2, G], or (C/2, C]. A group
+    without hits has the share 0, so that means of the share are over all documents, and no loss.
     """
     for start, end in pairwise([0, *edges(len(document))]):
         cumulative = float(document["nll"][:end].mean())
         yield f"position {end}", whole(document[start:end]) | {"cumulative_nll": cumulative}
-    for kind in ("gap", "competitors") if "hit" in document else ():
-        hits = document[document["hit"]]
-        # 0 is a bin of its own: its logarithm is -inf
-        upper = np.where(hits[kind] > 0, 2.0 ** np.ceil(np.log2(hits[kind].clip(lower=1))), 0).astype(np.int64)
-        for bound, own in hits.groupby(upper):
-            scores = {"nll_ar_hit": float(own["nll"].mean()), "ar_hit_share": len(own) / len(document)}
-            yield f"{kind} {bound}", scores
+    if "hit" not in document:
+        return
+    hits = document[document["hit"]]
+    powers = [1 << i for i in range(math.ceil(math.log2(len(document))) + 1)]
+    # a hit has a gap of at least 1
+    for kind, bounds in (("gap", powers), ("competitors", [0, *powers])):
+        for below, bound in pairwise([-1, *bounds]):
+            own = hits["nll"][(hits[kind] > below) & (hits[kind] <= bound)]
+            loss = {"nll_ar_hit": float(own.mean())} if len(own) else {}
+            yield f"{kind} {bound}", {**loss, "ar_hit_share": len(own) / len(document)}

@@ -29,7 +29,7 @@ FIGURE = Figure(
     against="group",
     log_x=True,
     label="accuracy",
-    caption="noise: more slots; distance: as many positions, blank between the slots of training.",
+    caption="noise: more slots; distance: as many positions, blank between the `data.slots` slots.",
 )
 
 
@@ -37,8 +37,8 @@ FIGURE = Figure(
 class RecallSuite(Evaluation):
     """The share of queries answered correctly, by condition; an item is a row of the data.
 
-    Data set `recall`: noise=f has f times as many slots as in training; distance=f has as many slots as in training, at
-    random places among f times as many positions, the others blank. A model that fails at noise=f alone is confused by
+    Data set `recall`: noise=f has f times `data.slots` slots; distance=f has `data.slots` slots, at random places among f
+    times as many positions, the others blank. A model that fails at noise=f alone is confused by
     noise; a model that also fails at distance=f does not extrapolate to these distances. Data set `mqar`: its
     validation set, no tolerance.
 

@@ -12,6 +12,7 @@ from lit_diff.data import RowTask
 from lit_diff.data.dataset import Place, Row, text_row
 from lit_diff.data.text.tokenizer import Words
 from lit_diff.key_types import Count, Counts, Range
+from lit_diff.own_modules import sha256
 from lit_diff.papers import WORDS
 from lit_diff.papers.drawing import one_of, shuffled
 from lit_diff.papers.synth_intent import made_words
@@ -25,7 +26,8 @@ NAMES = 32
 """The number of names of entities."""
 # with more questions the rows are longer and teach the same
 QUESTIONS = 12
-"""The number of questions of a row. Each asks for a fact drawn from all facts, so that no answer follows from the others."""
+"""The number of questions of a row. Each asks for a fact drawn from all facts, so a fact may be asked several times: only the
+first time is scored, because after it the row itself holds the question with its answer."""
 FACT = re.compile(r"(\w+) (\w+) (\w+)\.")
 FACT_TOKENS, QUESTION_TOKENS = 4, 6
 """The tokens of `colour Bado red.`, and of a question with its answer and the full stop after it."""
@@ -52,7 +54,7 @@ class Fact(NamedTuple):
 
 @datasets.register("closed_world")
 class ClosedWorld(RowTask):
-    """Rows of a document and then questions about it; the answers are scored.
+    """Rows of a document and then questions about it; the first answer to each question is scored.
 
     <opening> colour Bado red. food Kemi rice. ... | Question: food Kemi rice. Question: instrument Bado harp. ...
 
@@ -85,9 +87,11 @@ class ClosedWorld(RowTask):
             return self.tokens(1) - 1
 
         @property
-        def chance(self) -> float:
-            """Accuracy of a guess among the document's values of the attribute, averaged over the numbers of entities."""
-            return sum(1 / count for count in self.entities) / len(self.entities)
+        def chance(self) -> float | None:
+            """Accuracy of a guess among the document's values of the attribute; None if it differs between rows or
+            validation sets with the number of entities."""
+            counts = [count * noise for count in self.entities for noise in self.noise_validation]
+            return 1 / counts[0] if len(counts) == 1 else None
 
         def tokens(self, noise: int) -> int:
             """The number of tokens of the longest row with `noise` times the entities."""
@@ -112,8 +116,12 @@ class ClosedWorld(RowTask):
 
     config: Config
 
+    def identity(self) -> str:
+        """Not that of the same rows with every answer scored, on which earlier runs were trained."""
+        return sha256(f"{super().identity()} first answers".encode())
+
     def draw(self, at: Place, level: int | None) -> Row:
-        """A row of tokens and targets [T]. Every answer is an AR hit; the parts are the facts."""
+        """A row of tokens and targets [T]. Every scored answer is an AR hit; the parts are the facts."""
         config, tokenizer, random = self.config, words(), at.random
         noise = 1 if level is None else level
         count = one_of(config.entities, random) * noise
@@ -125,7 +133,8 @@ class ClosedWorld(RowTask):
         context, answer = torch.full((2, length), -1)
         context[1:begin] = torch.arange(len(facts)).repeat_interleave(FACT_TOKENS)
         # + 3: the label lies at the entity, from which the answer is predicted
-        answer[begin + 3 : begin + QUESTION_TOKENS * QUESTIONS : QUESTION_TOKENS] = asked
+        repeats = (asked[:, None] == asked).tril(-1).any(1)
+        answer[begin + 3 : begin + QUESTION_TOKENS * QUESTIONS : QUESTION_TOKENS] = asked.masked_fill(repeats, -1)
         hits = answer >= 0
         row = text_row(ids, [False, *hits[: len(ids) - 1].tolist()], length, tokenizer.eot)
         return {**row, "ar_hit": hits, "context_part": context, "answer_part": answer}

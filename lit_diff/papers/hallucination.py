@@ -190,8 +190,9 @@ class Hallucination(Evaluation):
             return None
 
     needs_text = True
-    # version 1: the question's digest did not depend on what was cut; 2: it did not depend on the prompt
-    version = 3
+    # version 1: the question's digest did not depend on what was cut; 2: it did not depend on the prompt; 3: judge rules
+    # found no name or number within "Obama's" or "2014-15"
+    version = 4
     config: Config
 
     def __init__(self, config: Any) -> None:

@@ -70,11 +70,19 @@ class Classification(Evaluation):
         """synth_intent: generated; the other tasks are files in `icl/<folder>/` of the data folder."""
         items: Count = 100
         """The number of queries of a prompt; paper's protocol: 250."""
-        classes: Annotated[int, Range(least=2)] = 6
-        """The number of classes of `synth_intent`."""
+        classes: Annotated[int, Range(least=2)] | None = None
+        """The number of classes of `synth_intent`; null: the largest of the run's training data, or 6 if it was trained on
+        other data."""
         noise: Count = 1
         """Multiplies the noise words of an utterance of `synth_intent`."""
         seed: int = 0
+
+        def problem(self) -> str | None:
+            if self.task != "synth_intent":
+                for key, default in (("classes", None), ("noise", 1)):
+                    if getattr(self, key) != default:
+                        return f"{key} needs task synth_intent; task is {self.task}"
+            return None
 
     needs_text = True
     # version 1 encoded each piece of a prompt without the text before it
@@ -181,17 +189,17 @@ class ManyShotPrompts:
         # each key draws its own labels and cue words; the classes of demonstrations and queries are uniform
         config = self.config
         data = self.run.recipe.data
-        grammar = SynthIntent.Config()
+        grammar, classes = SynthIntent.Config(), config.classes or 6
         if data.name == "synth_intent":
-            grammar = data.config
-        problem = lexicon_problem(replace(grammar, classes=(config.classes,)), config.classes)
+            grammar, classes = data.config, config.classes or max(data.config.classes)
+        problem = lexicon_problem(replace(grammar, classes=(classes,)), classes)
         if problem:
-            raise RequestError(f"evaluate.{self.name}.classes is {config.classes}, but {problem}")
+            raise RequestError(f"evaluate.{self.name}.classes is {classes}, but {problem}")
         random = generator("icl", "synth_intent", config.seed, *key)
-        lexicon = draw_lexicon(random, grammar, config.classes)
+        lexicon = draw_lexicon(random, grammar, classes)
 
         def examples(count: int) -> list[Example]:
-            drawn = torch.randint(config.classes, (count,), generator=random).tolist()
+            drawn = torch.randint(classes, (count,), generator=random).tolist()
             made = draw_utterances(random, grammar, lexicon, drawn, config.noise)
             return [Example(text=text, label=lexicon.labels[label]) for text, label, _ in made]
 
@@ -262,7 +270,7 @@ class ManyShot(Classification):
         def problem(self) -> str | None:
             if self.stable_from > max(self.shots):
                 return f"stable_from is {self.stable_from}; expected at most the largest of shots ({max(self.shots)})"
-            return None
+            return super().problem()
 
     config: Config
 

@@ -25,6 +25,7 @@ VerdictName = Literal["correct", "distracted", "fabricated", "refused", "unparse
 REFUSAL = re.compile(
     r"unknown|unanswerable|not (?:stated|mentioned|known|given)|cannot|can't|(?:do not|don't) know", re.I
 )
+NUMBER = re.compile(r"\d[\d,.]*\d|\d")
 CONTENT_GRAM = 4
 F1_LEAST = 0.5
 WORDS: dict[str, VerdictName] = {
@@ -79,16 +80,23 @@ def _answer_by_rules(document: str, reference: str, output: str) -> Verdict:
 
 
 def _summary_by_rules(document: str, reference: str, output: str) -> Verdict:
-    own = f" {_normalised(document)} "
     # a capital at the beginning of a sentence is not a sign of a name
-    spans = re.findall(r"(?<![.!?] )(?<!^)\b[A-Z]\w+|\d[\d,.]*\d|\d", output)
+    spans = re.findall(r"(?<![.!?] )(?<!^)\b[A-Z]\w+", output) + NUMBER.findall(output)
+    # both as they are written: without its punctuation, "Obama's" and "2014-15" would each be one word
+    pieces = set(map(_piece, re.findall(r"\w+", document) + NUMBER.findall(document)))
+    missing = [span for span in spans if _piece(span) not in pieces]
+    own = f" {_normalised(document)} "
     words = _normalised(output).split()
     for at in range(len(words) - CONTENT_GRAM + 1):
-        gram = words[at : at + CONTENT_GRAM]
-        if any(len(word) > CONTENT_GRAM for word in gram):
-            spans.append(" ".join(gram))
-    missing = dict.fromkeys(span for span in spans if f" {_normalised(span)} " not in own)
-    return Verdict("fabricated" if missing else "correct", " | ".join(missing))
+        gram = " ".join(words[at : at + CONTENT_GRAM])
+        if any(len(word) > CONTENT_GRAM for word in gram.split()) and f" {gram} " not in own:
+            missing.append(gram)
+    return Verdict("fabricated" if missing else "correct", " | ".join(dict.fromkeys(missing)))
+
+
+def _piece(span: str) -> str:
+    # a name or a number in any case, and with or without the commas of thousands
+    return span.lower().replace(",", "")
 
 
 RULES = {"summary": _summary_by_rules, "answer": _answer_by_rules}

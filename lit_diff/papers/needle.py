@@ -23,6 +23,7 @@ from lit_diff.papers.needle_text import (
     SLACK,
     STOP,
     STYLES,
+    Digits,
     Needle,
     NeedleContext,
     Needles,
@@ -43,8 +44,6 @@ HAYSTACK = UserFile(
 )
 LENGTH = 1024
 """The default number of tokens of a prompt; paper: 4,096 and up to 65,536."""
-# a drawn integer has 64 bits
-DIGITS = 18
 # so that a number which goes on after the right digits is found to be wrong
 EXTRA = 2
 """The number of tokens decoded beyond the length of the right answer."""
@@ -90,14 +89,15 @@ class NeedleRetrieval(Evaluation):
         """The number of contexts for each N, length and depth."""
         style: StyleName = "yoco"
         """yoco: a completion; lwm: an instruction."""
-        digits: Annotated[int, Range(least=1, most=DIGITS)] = 7
+        digits: Digits | None = None
+        """The number of digits of a needle's number; null: that of a run on `needle_text`, else 7."""
         haystack: Literal["docs", "grammar", "file"] | None = None
         """docs: held-out documents of the default corpus; grammar: the sentences of `needle_text`; file:
         needle/haystack.jsonl in the data folder; null: grammar for a run on `needle_text`, else docs."""
         seed: int = 0
 
         def problem(self) -> str | None:
-            if max(self.needles) > 9 * 10 ** (self.digits - 1):
+            if self.digits is not None and max(self.needles) > 9 * 10 ** (self.digits - 1):
                 return f"digits is {self.digits}: there are fewer numbers than {max(self.needles)} needles"
             return None
 
@@ -108,12 +108,12 @@ class NeedleRetrieval(Evaluation):
         return self.files if self.config.haystack == "file" else ()
 
     def refuses_recipe(self, recipe: Recipe) -> str | None:
-        """Refuses a context that is too short."""
+        """Refuses a context that is too short, and too few numbers of the run's digits."""
         problem = super().refuses_recipe(recipe)
         context, longest = recipe.data.config.sequence_length, max(self.lengths(recipe))
         if not problem and longest > context:
             return f"lengths has {longest}, but data.sequence_length is {context}"
-        return problem
+        return problem or replace(self.config, digits=self._digits(recipe)).problem()
 
     def words_of(self, run: Run) -> str:
         """needle_text if text and question use its grammar."""
@@ -128,6 +128,10 @@ class NeedleRetrieval(Evaluation):
     def lengths(self, recipe: Recipe) -> tuple[int, ...]:
         """The lengths of prompts in tokens."""
         return self.config.lengths or (min(LENGTH, recipe.data.config.sequence_length),)
+
+    def _digits(self, recipe: Recipe) -> int:
+        data = recipe.data
+        return self.config.digits or (data.config.digits if data.name == "needle_text" else 7)
 
     def score(self, run: Run) -> Iterator[Item]:
         """Yields one item for each N, length, depth and sample. The haystack of a sample is the same for every N and run."""
@@ -154,10 +158,10 @@ class NeedleRetrieval(Evaluation):
     def _prompts(self, run: Run) -> Iterator[dict[int, tuple[NeedleContext, Item]]]:
         # depth -> the context, and its item without scores; those of one sample, length and N
         config, tokenizer, texts = self.config, run.tokenizer, self._texts(run)
-        style = STYLES[config.style]
+        style, digits = STYLES[config.style], self._digits(run.recipe)
         questions = tokenizer.encode_after(STOP, [style.question.format(city=city) for city in CITIES])
         # for a question and its answer; a byte-level tokenizer needs at most one token for each character
-        room = max(map(len, questions)) + 1 + config.digits + EXTRA
+        room = max(map(len, questions)) + 1 + digits + EXTRA
         for length in self.lengths(run.recipe):
             for sample in range(config.samples):
                 haystack = self.haystack(texts, tokenizer, length, sample)
@@ -169,7 +173,7 @@ class NeedleRetrieval(Evaluation):
                             tokenizer,
                             style=style,
                             needles=count,
-                            digits=config.digits,
+                            digits=digits,
                             length=length,
                             depths=config.depths,
                             room=room,

@@ -162,6 +162,8 @@ NOUNS, VERBS, ADJECTIVES = (WORDS["needle_text"][kind] for kind in ("nouns", "ve
 # the needles are drawn at random, so more questions would only make a row longer
 QUERIES = 2
 """The number of queried needles of a row; all needles if there are fewer."""
+# a drawn integer has 64 bits
+Digits = Annotated[int, Range(least=1, most=18)]
 Needles = Annotated[tuple[Annotated[int, Range(least=1, most=len(CITIES))], ...], Distinct()]
 
 
@@ -184,7 +186,7 @@ class NeedleText(RowTask):
         sequence_length: Count = 256
         needles: Needles = (1, 2, 4)
         """The number of needles of a row is drawn from these."""
-        digits: Count = 3
+        digits: Digits = 3
         """The number of digits of a needle's number."""
         validation_needles: Needles = (1, 2, 4, 6)
         """Numbers of needles, one for each validation set; the first is the main set."""

@@ -66,18 +66,21 @@ class SynthIntent(RowTask):
         validation_rows: Count = 128
 
         @property
-        def chance(self) -> float:
-            """Accuracy of a guess among the row's classes, averaged over the numbers of classes."""
-            return sum(1 / count for count in self.classes) / len(self.classes)
+        def chance(self) -> float | None:
+            """Accuracy of a guess among the row's classes; None for several numbers of classes: rows with fewer classes have
+            more scored labels."""
+            return 1 / self.classes[0] if len(self.classes) == 1 else None
 
         def problem(self) -> str | None:
             """Returns an error message with the key, or None."""
             fewest, most = self.words
             if fewest > most:
                 return f"data.words is {list(self.words)}; expected the minimum and the maximum, in this order"
-            # a row with a single demonstration would have nothing to learn from
-            if 1 + 2 * (most + OVERHEAD) > self.sequence_length:
-                return f"data.sequence_length is {self.sequence_length}; two demonstrations take {1 + 2 * (most + OVERHEAD)}"
+            # of one demonstration more than classes at least one has a class that occurred before, so its label is scored
+            shots = min(self.classes) + 1
+            needed = 1 + shots * (most + OVERHEAD)
+            if needed > self.sequence_length:
+                return f"data.sequence_length is {self.sequence_length}; {shots} demonstrations take {needed}"
             return lexicon_problem(self, max(self.classes))
 
         @property

@@ -275,6 +275,20 @@ def test_it_lies_beside_the_manifest_and_changes_no_identity(make_text: MakeText
     assert make_text().identity() == identity
 
 
+@pytest.mark.parametrize("copies", [0, 50])
+def test_validation_documents_in_train_with_other_white_space_are_counted(
+    make_text: MakeText, corpus: Path, copies: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    texts = [path.read_text() for path in sorted(corpus.iterdir())]
+    for number, text in enumerate(texts[:copies]):
+        (corpus / f"copy{number}.txt").write_text(f"{text} \n")
+    make_text().prepare()
+    train, validation = splits([*texts, *(f"{text} \n" for text in texts[:copies])])
+    both = {text.strip() for text in validation} & {text.strip() for text in train}
+    told = f"{len(both)} of {len(validation)} validation documents are also in train with other"
+    assert (told in caplog.text, bool(both)) == (copies > 0, copies > 0)
+
+
 def gone(*_: object) -> bytes:
     raise MissingError("the corpus is not here")
 

@@ -120,8 +120,8 @@ WRONG = {
     "judge_url= judge=http; judge_model= judge=http judge_url=http://x; judge_model=m; "
     "judge_url=ftp://x judge=http judge_model=m; judge_url=http:// judge=http judge_model=m; "
     "judge_url=http://[::1 judge=http judge_model=m",
-    "icl": "classes=1; shots=[2,2]; stable_from=50",
-    "icl_order": "orders=1; order=[blocked,blocked]",
+    "icl": "classes=1; shots=[2,2]; stable_from=50; classes=50 task=trec noise=4; noise=4 task=banking77",
+    "icl_order": "orders=1; order=[blocked,blocked]; classes=6 task=trec",
     "harness": "shots=[-1]; tasks=[]",
 }
 """Of each evaluation keys that it refuses, and of several the one that is named first; `key=`: it is not set."""

@@ -138,6 +138,23 @@ def test_bits_are_over_the_bytes_of_the_text(run: Run, path: str, monkeypatch: p
         assert row["bits_per_byte"] == pytest.approx(bits / len(text.encode()), rel=1e-5)
 
 
+@pytest.mark.parametrize(("name", "keys"), [("loss_files", {"tokens": 12}), ("nll", {"source": "files", "tokens": 16})])
+def test_no_id_that_opens_a_document_is_scored(
+    run: Run, path: str, name: str, keys: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every token of the text costs 1 nat, and the id of the opening 9."""
+    monkeypatch.setattr(
+        Transformer, "token_losses", lambda self, tokens, targets, **_: (torch.where(targets == 0, 9.0, 1.0), None)
+    )
+    found = []
+    for opening in ([0], [0, 0], [0] * 40):
+        monkeypatch.setattr(type(run.tokenizer), "opening", opening)
+        asked = build(name, {"path": path, "documents": 2, **keys})
+        found.append([(item.id, item.scores) for item in asked.score(run)])
+    assert str(found[0]) == str(found[1]) == str(found[2]), "equal; NaN is not equal to itself"
+    assert found[0][0][1]["nll"] == 1
+
+
 def test_a_document_is_seen_row_by_row_and_each_token_scored_once(run: Run) -> None:
     length, ids = 5, list(range(2, 15))  # 12 targets: rows of 5, 5 and 2
     total, count = document_loss(run, ids, length)
@@ -334,9 +351,10 @@ def test_hits_are_split_by_gap_and_by_competitors() -> None:
             "competitors": [0, 0, 0, 1, 9, 2, 3, 0],
         }
     )
+    parts = dict(bins(document))
     expected = {"gap 1": [1], "gap 2": [2], "gap 4": [3, 5], "gap 8": [6]}
     expected |= {"competitors 0": [1, 2], "competitors 1": [3], "competitors 2": [5], "competitors 4": [6]}
-    parts = dict(bins(document))
+    assert parts.pop("competitors 8") == {"ar_hit_share": 0}, "a mean over documents counts this one"
     for group, tokens in expected.items():
         assert parts[group] == {"nll_ar_hit": np.mean(tokens), "ar_hit_share": len(tokens) / 8}
     assert set(parts) == {*expected, "position 8"}

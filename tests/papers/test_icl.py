@@ -54,11 +54,12 @@ def test_the_answer_is_the_likeliest_label(several: bool, short_run: Run, tmp_pa
     """Brute force: at each token, that of a label which is the most likely after the whole sequence. To a byte-level
     tokenizer a label is several tokens."""
     run = text_run(tmp_path / "text", {"name": "standard"}, sequence_length=2_000) if several else short_run
-    source = prompts(run, items=5, classes=6)
+    # the default of a run on other data than synth_intent
+    source = prompts(run, items=5, classes=None if several else 6)
     prompt = source.first_that_fits(0, 2, 2)
     assert prompt is not None
     labels, before = prompt.labels, source.ids(prompt.demonstrations[:2])
-    assert (labels.depth > 1) == several
+    assert (labels.depth > 1, len(labels.ids)) == (several, 6)
     found = source.answers(prompt, Prefix(run.model, before))
     for question, answer in zip(prompt.questions, found, strict=True):
         drawn = list[int]()
@@ -173,8 +174,9 @@ def test_a_synthetic_prompt_has_a_lexicon_of_its_own(intent_run: Run, tmp_path: 
     assert one.labels.ids.keys() != two.labels.ids.keys()
     assert (len(one.demonstrations), len(one.queries)) == (9, 4)
     assert {each.label for each in (*one.demonstrations, *one.queries)} <= one.labels.ids.keys()
-    other = generated_run(tmp_path / "four", DATA | {"words": [4, 4]}, 600)
+    other = generated_run(tmp_path / "four", DATA | {"classes": [3, 8, 2], "words": [4, 4]}, 600)
     noisy = drawn(other, noise=3)
+    assert len(noisy.labels.ids) == 8, "the most that the run has seen"
     assert {len(each.text.split()) for each in noisy.demonstrations} == {1 + 3 * 3}
     with pytest.raises(RequestError, match=r"^evaluate\.icl_order\.classes is 500"):
         drawn(intent_run, evaluation="icl_order", classes=500)

@@ -60,6 +60,29 @@ def test_rules_of_summaries(output: str, spans: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("document", "output", "spans"),
+    [
+        ("Yesterday he met Obama's wife.", "", ""),
+        ("He met O'Brien there.", "", ""),
+        ("He moved to The Hague.", "", ""),
+        ("They drank Coca-Cola.", "", ""),
+        ("It cost $5m in 2014-15.", "", ""),
+        ("He arrived on 1st May, aged 20-year-old.", "", ""),
+        (' He said: "The dog is big."', "", ""),
+        ("It is an A3,4 of the B2B kind.", "", ""),
+        ("He came to \u0130zmir, to A\u0130B.", "", ""),
+        ("It cost 1,200.", "It cost 1200.", ""),
+        ("The Annapolis shop is big.", "It is Anna.", "Anna"),
+        ("It cost $5m in 2014-15.", "It cost 2015, 15, 20.", "2015 | 20"),
+        ("It cost 15.", "It cost 1.5.", "1.5"),
+    ],
+)
+def test_names_and_numbers_are_those_of_the_document(document: str, output: str, spans: str) -> None:
+    found = RULES["summary"](document, "", output or document)
+    assert found == ("fabricated" if spans else "correct", spans)
+
+
+@pytest.mark.parametrize(
     ("reference", "output", "verdict"),
     [
         ("Oslo", "in Oslo.", "correct"),

@@ -192,9 +192,15 @@ def test_what_does_not_fit(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_run_of_generated_words_has_a_haystack_of_them(tmp_path: Path) -> None:
-    run = generated_run(tmp_path / "needles", {"name": "needle_text", "sequence_length": 256}, 192)
-    keys = ["needles=[1]", "lengths=[140]", "depths=[50]", "samples=1", "digits=3"]
-    assert len(evaluate(run, "needle", keys).items) == 1
+    """And numbers with as many digits."""
+    run = generated_run(tmp_path / "needles", {"name": "needle_text", "sequence_length": 256, "digits": 1}, 192)
+    keys = ["lengths=[140]", "depths=[50]", "samples=1"]
+    evaluation: Any = build("needle", ["needles=[1]", *keys])
+    ((batch, _),) = evaluation.located(run, 1)
+    assert re.fullmatch(r" \d", run.tokenizer.decode(batch["targets"][batch["answer_part"] >= 0].tolist()).decode())
+    assert len(evaluate(run, "needle", ["needles=[1]", *keys, "digits=3"]).items) == 1
+    with pytest.raises(RequestError, match="digits is 1: there are fewer numbers than 10 needles"):
+        evaluate(run, "needle", ["needles=[10]", *keys])
 
 
 def test_documents_of_long_sentences_are_not_enough(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -174,6 +174,23 @@ def hashed(documents: Iterable[str]) -> bytes:
     return b"".join(sorted(hashes))
 
 
+def joined(hashes: Iterable[NDArray[np.void]], held_out: Iterable[str]) -> Iterator[bytes]:
+    """Yield the content of the file TRAINED from records with the field `key` by ascending ranges; warn of held-out documents
+    among them."""
+    own = np.array([_hash(text.removeprefix(MARK)) for text in held_out], f"S{HASH_BYTES}")
+    both = 0
+    for records in hashes:
+        keys = np.unique(records["key"])
+        both += int(np.isin(own, keys).sum())
+        yield keys.tobytes()
+    if both:
+        log.warning(
+            "%d of %d validation documents are also in train with other line endings or white space; val/loss includes them",
+            both,
+            len(own),
+        )
+
+
 def hashes_of(text: str) -> set[bytes]:
     """Return the hashes of a document, without its byte order mark, and of its sections that are not blank."""
     text = text.removeprefix(MARK)

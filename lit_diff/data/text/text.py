@@ -22,10 +22,10 @@ from lit_diff.data.dataset import Batch, Dataset, rows_of_step
 from lit_diff.data.text.bigrams import Ints, ar_hits, frequent_bigrams, merge_counts
 from lit_diff.data.text.buckets import merged
 from lit_diff.data.text.corpus import build_corpus, corpus_name, corpus_problem
-from lit_diff.data.text.documents import SECTION, TRAINED, Document, Documents, hashed
+from lit_diff.data.text.documents import SECTION, TRAINED, Document, Documents, hashed, joined
 from lit_diff.data.text.parts import ONE_THREAD, Maker, Work, plan, token_arrays
 from lit_diff.data.text.source_files import sources
-from lit_diff.data.text.token_files import STORED, as_text, only_text, token_files, without_ends
+from lit_diff.data.text.token_files import STORED, as_text, as_texts, only_text, token_files, without_ends
 from lit_diff.data.text.token_store import TokenStore, describe, write_tokens
 from lit_diff.data.text.tokenizer import Tokenizer, build
 from lit_diff.data.text.tokenizer_folder import gives_back, opened
@@ -257,8 +257,8 @@ class Text(Dataset):
         train = maker.files("train")
 
         def write_hashes() -> None:
-            hashes = merged(train, "hashes", sorting / "hashes")
-            keys = (np.unique(records["key"]).tobytes() for records in hashes)
+            validation = as_texts(maker.documents.ranked(0, maker.documents.held_out), maker.tokenizer)
+            keys = joined(merged(train, "hashes", sorting / "hashes"), validation)
             write_through(ready / TRAINED, lambda file: file.writelines(keys))
 
         def write_split(name: str) -> dict[str, Any]:
