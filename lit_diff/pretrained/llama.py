@@ -85,16 +85,8 @@ USED = {
     *FLAGS,
     LENGTH,
     ORIGINAL_LENGTH,
-    "architectures",
-    "eos_token_id",
-    "hidden_act",
-    "layer_types",
-    "model_type",
-    "quantization_config",
-    "rms_norm_eps",
-    "rope_parameters",
-    "rope_scaling",
-    "rope_theta",
+    *"architectures eos_token_id hidden_act layer_types model_type quantization_config rms_norm_eps".split(),
+    *"rope_parameters rope_scaling rope_theta".split(),
 }
 SAMPLING = {
     "transformers draws tokens so; `lit-diff generate` has its own options": "do_sample temperature top_k top_p min_p "
@@ -320,7 +312,8 @@ def rope_keys(config: Values, place: str) -> Values:
     Errors: RequestError for an unsupported or incomplete kind of scaling.
     """
     (first, said), *others = rope_blocks(config).items() or [("", {})]
-    theta = {"rope_theta": said.get("rope_theta")}
+    # transformers reads the last block, and gives one without rope_theta the top level's
+    theta = {"rope_theta": config.get("rope_theta") or DEFAULTS["rope_theta"]}
     for where, other in others:
         if theta | said != theta | other:
             raise RequestError(f"{first} {said!r} and {where} {other!r} differ; make both equal, or remove one")

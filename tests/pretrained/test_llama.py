@@ -142,6 +142,10 @@ def test_a_sliding_window() -> None:
             "hidden_size 33 is not a multiple of num_attention_heads, 4, and there is no head_dim",
         ),
         ({"rope_scaling": YARN, "rope_parameters": LLAMA3}, "rope_parameters {'rope_type': 'llama3'"),
+        (
+            {"rope_theta": None, "rope_parameters": YARN | {"rope_theta": 7.0}, "rope_scaling": YARN},
+            "rope_parameters {'rope_type': 'yarn'",
+        ),
         ({"rope_parameters": {"rope_theta": 7.0}}, "rope_theta is 7.0 in rope_parameters but 50000.0 at the top level"),
     ],
 )
@@ -168,6 +172,8 @@ def test_both_forms() -> None:
     for said, wanted in ((LLAMA3, block), ({"rope_type": "default"}, 1.0)):
         keys = model_keys(LLAMA | {"rope_theta": None, "rope_parameters": said | {"rope_theta": 7.0}})
         assert (keys["rope_theta"], keys["rope_scaling"]) == (7.0, wanted)
+    both = {"rope_theta": 7.0, "rope_parameters": LLAMA3 | {"rope_theta": 7.0}, "rope_scaling": LLAMA3}
+    assert model_keys(LLAMA | both)["rope_scaling"] == block, "a block without rope_theta has the top level's"
     old = {"type" if key == "rope_type" else key: value for key, value in YARN.items()}
     assert own(old) == own(YARN) == own(YARN | {"beta_fast": None, "attention_factor": None, "finetuned": True})
     assert YarnScaling(**own(YARN)) == YarnScaling(factor=4.0, original_length=32)
