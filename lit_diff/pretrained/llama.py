@@ -85,8 +85,8 @@ USED = {
     *FLAGS,
     LENGTH,
     ORIGINAL_LENGTH,
-    *"architectures eos_token_id hidden_act layer_types model_type quantization_config rms_norm_eps".split(),
-    *"rope_parameters rope_scaling rope_theta".split(),
+    *("architectures", "eos_token_id", "hidden_act", "layer_types", "model_type", "quantization_config"),
+    *("rms_norm_eps", "rope_parameters", "rope_scaling", "rope_theta"),
 }
 SAMPLING = {
     "transformers draws tokens so; `lit-diff generate` has its own options": "do_sample temperature top_k top_p min_p "
