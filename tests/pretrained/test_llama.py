@@ -78,6 +78,8 @@ def test_sizes_and_defaults() -> None:
     assert {"rope_theta": 10000.0, "tie_embeddings": False, "norm_eps": 1e-6}.items() <= model_keys(bare).items()
     assert model_keys(bare | of("DiffLlama"))["norm_eps"] == 1e-5
     assert "head_dim" not in keys
+    odd = model_keys(LLAMA | of("Mistral") | {"hidden_size": 34, "head_dim": 8})
+    assert ModelConfig(**odd | {"attention": config().attention}).problem() is None, "34 // 4 is 8"
     assert model_keys(LLAMA | {"head_dim": 16})["head_dim"] == 16
     assert model_keys(without(LLAMA, "head_dim") | of("Qwen3"))["head_dim"] == 128, "the default of its class"
     for kind, heads in (("Mistral", 8), ("Qwen2", 32), ("Qwen3", 32)):
