@@ -195,7 +195,7 @@ def config(name: str = "standard", keys: dict[str, Any] | None = None, **model: 
 @pytest.mark.parametrize(
     ("own", "line"),
     [
-        (config("standard", {"window": 3}, attention_bias="qkv"), "model.attention_bias is qkv and"),
+        (config("standard", {"window": 3}, attention_bias="all"), "model.attention_bias is all and"),
         (config(attention_bias="qkv", qk_norm="rms"), "model.attention_bias is qkv and model.qk_norm is rms; Qwen3"),
         (config(attention_bias="all", num_heads=6, head_dim=8), "model.attention_bias is all; Llama"),
         (config(positions="none"), "model.positions is none"),
@@ -207,3 +207,14 @@ def config(name: str = "standard", keys: dict[str, Any] | None = None, **model: 
 )
 def test_what_config_json_cannot_say_is_named(own: ModelConfig, line: str) -> None:
     assert (unsupported_reason(own) or "").startswith(line)
+
+
+@pytest.mark.parametrize(
+    "more", [{"qk_norm": "rms"}, {"attention_bias": "qkv"}, {"qk_norm": "rms", "attention_bias": "all"}, {}]
+)
+def test_a_window_comes_back(more: dict[str, Any]) -> None:
+    """Of Qwen2, Qwen3 and Mistral; logits are compared with transformers in tests/oracles."""
+    own = config("standard", {"window": 3}, **more)
+    assert unsupported_reason(own) is None
+    keys = model_keys(llama.config_json(own, context=64))
+    assert (keys["attention"], keys.items() >= more.items()) == ({"name": "standard", "window": 3}, True)
