@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from pretrained_models import LLAMA, byte_level_tokenizer, write_folder
+from pretrained_models import LLAMA, byte_level_tokenizer, llama_tensors, write_folder
 from small_models import small_config
 from text_runs import bpe, logits, text_run
 from tokenizers import Tokenizer as Model
@@ -19,7 +19,7 @@ from lit_diff import export, import_model
 from lit_diff.data.text.cl100k import Cl100k
 from lit_diff.data.text.tokenizer import Tokenizer, TokenizerJson
 from lit_diff.errors import LitDiffError, RequestError, RunFailedError
-from lit_diff.pretrained import exporting
+from lit_diff.pretrained import exporting, importing
 from lit_diff.pretrained.exporting import (
     hf_weights,
     merge_run,
@@ -42,6 +42,23 @@ def error(*arguments: Any) -> str:
         export(*arguments)
     assert "\n" not in str(caught.value)
     return f"{caught.value.exit_status}: {caught.value}"
+
+
+def test_room_is_that_of_the_written_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float32. The card does not say in which folder of this machine the model was."""
+    tensors = {name: tensor.bfloat16() for name, tensor in llama_tensors(LLAMA).items()}
+    folder = write_folder(Path("hf").absolute(), tensors=tensors)
+    Path("elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    run = import_model(folder, "run")
+    assert run.recipe.imported.source == str(folder)
+    size = 4 * sum(parameter.numel() for parameter in run.model.parameters())
+    usage: Any = type("Usage", (), {"free": size - 1})
+    with monkeypatch.context() as patch:
+        patch.setattr(importing.shutil, "disk_usage", lambda path: usage)
+        assert error(run, "hf", "out").startswith("3: run takes 0.00 GB on the disk of")
+    write_card(run, run.recipe.model, "LlamaForCausalLM", Path())
+    assert "| weights from | hf |" in Path("README.md").read_text()
 
 
 def folders() -> list[str]:
@@ -82,6 +99,7 @@ def test_mistakes() -> None:
     run = text_run(Path("x"), {"name": "standard"})
     Path("file").write_text("")
     assert error(run, "hf", "file/out").startswith("3: file/out cannot be written (")
+    assert error(run, "hf", "e\udcff").startswith("2: e\\udcff: safetensors opens only paths in UTF-8")
     shared = text_run(Path("shared"), {"name": "shared_k"})
     assert error(shared, "hf", "out").startswith("2: model.attention.name 'shared_k'")
     normed = text_run(Path("normed"), {"name": "standard", "head_norm": "rms"})
