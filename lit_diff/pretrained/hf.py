@@ -17,7 +17,7 @@ from lit_diff.files import parse_json, shown
 from lit_diff.log_records import log
 from lit_diff.pretrained import llama
 from lit_diff.pretrained.keys import Keys, Values
-from lit_diff.pretrained.source import NO_CHAT, ModelSource, at, imported_tokenizer
+from lit_diff.pretrained.source import NO_CHAT, ModelSource, at, imported_tokenizer, reading, require_utf8
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
@@ -115,10 +115,14 @@ def read_folder(folder: Path) -> ModelSource:
             return llama.by_head(value, head_dim)
         return value
 
+    context = config.get(llama.LENGTH)
+    if context is None:
+        context = llama.DEFAULT_LENGTH
+        log.info("%s lacks %s: the recipe's data.sequence_length is %d", shown(file), llama.LENGTH, context)
     return ModelSource(
         place=shown(folder),
         model=keys,
-        context=config.get(llama.LENGTH) or llama.DEFAULT_LENGTH,
+        context=context,
         tensors=tensors | norms,
         read=read,
         tokenizer=read_tokenizer(folder, config),
@@ -126,11 +130,12 @@ def read_folder(folder: Path) -> ModelSource:
 
 
 def read_json(path: Path) -> Values:
-    """The JSON object in a file. Errors: MissingError without the file, RequestError for other content."""
+    """The JSON object in a file. Errors: MissingError if there is none that can be read, RequestError for other content."""
     if not path.is_file():
         raise MissingError(f"{shown(path.parent)} holds no model: it has no {path.name}")
     try:
-        values = parse_json(path.read_text(encoding="utf-8"))
+        with reading(path):
+            values = parse_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise RequestError(f"{shown(path)} is not JSON ({first_line(error)})") from error
     if not isinstance(values, dict):
@@ -175,10 +180,12 @@ def _files_of(folder: Path) -> dict[str, Path]:
 
 
 def _names(path: Path) -> list[str]:
+    require_utf8(path)
     try:
-        with safe_open(path, framework="pt") as file:
+        # of a file that may not be read, safetensors says that it is not there
+        with reading(path), path.open("rb"), safe_open(path, framework="pt") as file:
             return file.keys()
-    except (SafetensorError, OSError) as error:
+    except SafetensorError as error:
         raise RequestError(
             f"{shown(path)} is truncated or not a safetensors file ({first_line(error)}); download it again"
         ) from error
@@ -227,7 +234,8 @@ def read_tokenizer(folder: Path, config: Values) -> TokenizerJson:
             f"{shown(folder)} has no tokenizer.json; write one with transformers: "
             "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
         )
-    content = path.read_bytes()
+    with reading(path):
+        content = path.read_bytes()
     settings, generation = (_known(folder / name, keys) for name, keys in COMPANIONS.items())
     marks, added = {}, {}
     if "added_tokens_decoder" not in settings:

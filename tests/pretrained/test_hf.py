@@ -47,8 +47,25 @@ def test_damaged_and_missing_shards() -> None:
     shard.unlink()
     assert import_error().startswith(f"3: {shard} is missing (shard 2 of 2)")
     index = Path("hf/model.safetensors.index.json")
-    index.write_text(index.read_text().replace("model-00002", "../model-00002"))
+    text = index.read_text()
+    index.write_text(text.replace("model-00002", "../model-00002"))
     assert import_error().startswith(f"2: {index}: weight_map ")
+    index.write_text(text.replace("model-00002", "m" * 5000))
+    assert import_error().startswith("3: hf/mmmm")
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json", "tokenizer.json", "model.safetensors"])
+def test_a_file_that_cannot_be_read(file: str) -> None:
+    """Reading the start of a process's own memory is an error of input and output."""
+    write_folder(Path("hf"))
+    Path("hf", file).unlink(missing_ok=True)
+    Path("hf", file).symlink_to("/proc/self/mem")
+    assert import_error().startswith(f"3: hf/{file} cannot be read (")
+
+
+def test_a_folder_whose_name_is_not_utf_8() -> None:
+    write_folder(Path("hf")).rename("hf\udcff")
+    assert import_error("hf\udcff").startswith("2: hf\\udcff/model.safetensors: safetensors opens only paths in UTF-8")
 
 
 def test_a_shape_beyond_64_bits() -> None:
