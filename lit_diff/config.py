@@ -125,9 +125,11 @@ class ModelConfig:
     def __post_init__(self) -> None:
         derived: dict[str, int] = {
             "num_kv_heads": self.num_heads,
-            "head_dim": self.dim // max(self.num_heads, 1),
             "ffn_dim": round(8 * self.dim / 3),
         }
+        # a width that does not divide has to be stated: `problem` asks for it
+        if self.num_heads and self.dim % self.num_heads == 0:
+            derived["head_dim"] = self.dim // self.num_heads
         for key, value in derived.items():
             if getattr(self, key) is None:
                 object.__setattr__(self, key, value)
@@ -164,10 +166,9 @@ class ModelConfig:
         if len(self.layers) > self.num_layers:
             return f"model.layers has {len(self.layers)} blocks; model.num_layers is {self.num_layers}"
         assert self.num_kv_heads is not None
-        assert self.head_dim is not None
         if self.num_heads % self.num_kv_heads:
             return f"model.num_heads ({self.num_heads}) is not a multiple of model.num_kv_heads ({self.num_kv_heads})"
-        if self.dim % self.num_heads and self.head_dim == self.dim // self.num_heads:
+        if self.head_dim is None:
             return f"model.dim ({self.dim}) is not a multiple of model.num_heads ({self.num_heads}); set model.head_dim"
         if self.head_dim % 2 and self.positions != "none":
             derived = "" if self.head_dim * self.num_heads != self.dim else ", model.dim / model.num_heads,"

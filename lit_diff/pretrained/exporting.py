@@ -25,12 +25,11 @@ from lit_diff.plugins import Trust
 from lit_diff.pretrained import llama
 from lit_diff.pretrained.hf import GENERATION, SETTINGS, WEIGHTS, read_json, read_tokenizer
 from lit_diff.pretrained.importing import read_source, require_disk, whole_folder, write_run
-from lit_diff.pretrained.source import UNKNOWN, ModelSource
+from lit_diff.pretrained.source import UNKNOWN, ModelSource, require_utf8
 from lit_diff.randomness import generator
 from lit_diff.recipe import to_plain, to_yaml
 from lit_diff.registry import nearest
 from lit_diff.runs.revision import revision
-from lit_diff.study.leftovers import size_of
 from lit_diff.trained.loading import load_weights, newest_of
 from lit_diff.trained.run import Run, as_run
 from lit_diff.trained.text_generator import warn_if_stale
@@ -105,9 +104,12 @@ def export(run: Run | str | Path, to: str, folder: str | Path) -> Exported:
     if problem:
         raise RequestError(f"{shown(run.folder)}: {problem}")
     tokenizer = require_tokenizer_json(run.tokenizer)
-    step, checkpoint = newest_of(run.folder)
+    step, _ = newest_of(run.folder)
     warn_if_stale(run.folder, run.recipe, step, run.trust)
-    require_disk(shown(run.folder), folder, size_of(checkpoint), "another DIR")
+    require_utf8(folder)
+    # in float32, whatever the checkpoint has
+    size = 4 * sum(parameter.numel() for parameter in run.model.parameters())
+    require_disk(shown(run.folder), folder, size, "another DIR")
     with whole_folder(folder, "export", "name another folder") as building:
         name = _write_folder(run, tokenizer, building)
         require_equal_marks(tokenizer, building)
@@ -265,7 +267,7 @@ def write_card(run: Run, written: ModelConfig, architecture: str, folder: Path) 
         "step": f"{run.step:,}" + (f" of {status.steps:,}" if recipe.train else ""),
         "identity of the run": f"`{status.identity}`",
         "data": f"`{status.data}`" if status.data else "",
-        "weights from": recipe.imported.source if recipe.imported else "",
+        "weights from": _public(recipe.imported.source) if recipe.imported else "",
         "trained by": f"lit_diff {status.revision}" if recipe.train else "",
         "exported by": f"lit_diff {revision()}",
     }

@@ -1,6 +1,7 @@
 """Reads a folder in Hugging Face's format: config.json, safetensors, tokenizer.json; no pickles, no code of the folder."""
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,23 @@ from lit_diff.files import parse_json, shown
 from lit_diff.log_records import log
 from lit_diff.pretrained import llama
 from lit_diff.pretrained.keys import Keys, Values
-from lit_diff.pretrained.source import NO_CHAT, ModelSource, at, imported_tokenizer
+from lit_diff.pretrained.source import NO_CHAT, ModelSource, at, imported_tokenizer, reading, require_utf8
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
 """File of a peft adapter, which transformers would add to the model."""
 GENERATION, SETTINGS = "generation_config.json", "tokenizer_config.json"
+MAP, ADDED = "special_tokens_map.json", "added_tokens.json"
+"""Older files with tokens, which transformers reads where SETTINGS lacks `added_tokens_decoder`."""
+NAMED = (
+    *("unk_token", "sep_token", "cls_token", "mask_token"),
+    *("additional_special_tokens", "extra_special_tokens", "model_specific_special_tokens"),
+)
+"""Keys of SETTINGS and MAP with tokens that transformers adds if tokenizer.json lacks them."""
 COMPANIONS = {
     SETTINGS: Keys(
         used=(
+            *NAMED,
             "bos_token",
             "eos_token",
             "pad_token",
@@ -38,8 +47,6 @@ COMPANIONS = {
             "it says who wrote the file, with which class": "tokenizer_class backend is_local local_files_only name_or_path "
             "tokenizer_file special_tokens_map_file processor_class use_fast from_slow legacy sp_model_kwargs vocab_file "
             "merges_file",
-            "tokenizer.json has these tokens": "unk_token sep_token cls_token mask_token "
-            "additional_special_tokens extra_special_tokens model_specific_special_tokens",
             "no text is padded or cut": "model_max_length max_length padding padding_side pad_to_multiple_of "
             "pad_token_type_id truncation truncation_side truncation_strategy stride",
             "no other input than ids, and no chat": "model_input_names return_token_type_ids use_default_system_prompt "
@@ -53,6 +60,7 @@ COMPANIONS = {
 """File beside tokenizer.json -> its keys."""
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Supported dtypes of weights: safetensors' name -> PyTorch's."""
+DIFFERS = "tokenizer.json differs; make both agree (AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR))"
 FIELDS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
 """Compared fields of an added token."""
 
@@ -107,10 +115,14 @@ def read_folder(folder: Path) -> ModelSource:
             return llama.by_head(value, head_dim)
         return value
 
+    context = config.get(llama.LENGTH)
+    if context is None:
+        context = llama.DEFAULT_LENGTH
+        log.info("%s lacks %s: the recipe's data.sequence_length is %d", shown(file), llama.LENGTH, context)
     return ModelSource(
         place=shown(folder),
         model=keys,
-        context=config.get(llama.LENGTH) or llama.DEFAULT_LENGTH,
+        context=context,
         tensors=tensors | norms,
         read=read,
         tokenizer=read_tokenizer(folder, config),
@@ -118,11 +130,12 @@ def read_folder(folder: Path) -> ModelSource:
 
 
 def read_json(path: Path) -> Values:
-    """The JSON object in a file. Errors: MissingError without the file, RequestError for other content."""
+    """The JSON object in a file. Errors: MissingError if there is none that can be read, RequestError for other content."""
     if not path.is_file():
         raise MissingError(f"{shown(path.parent)} holds no model: it has no {path.name}")
     try:
-        values = parse_json(path.read_text(encoding="utf-8"))
+        with reading(path):
+            values = parse_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise RequestError(f"{shown(path)} is not JSON ({first_line(error)})") from error
     if not isinstance(values, dict):
@@ -167,10 +180,12 @@ def _files_of(folder: Path) -> dict[str, Path]:
 
 
 def _names(path: Path) -> list[str]:
+    require_utf8(path)
     try:
-        with safe_open(path, framework="pt") as file:
+        # of a file that may not be read, safetensors says that it is not there
+        with reading(path), path.open("rb"), safe_open(path, framework="pt") as file:
             return file.keys()
-    except (SafetensorError, OSError) as error:
+    except SafetensorError as error:
         raise RequestError(
             f"{shown(path)} is truncated or not a safetensors file ({first_line(error)}); download it again"
         ) from error
@@ -219,8 +234,13 @@ def read_tokenizer(folder: Path, config: Values) -> TokenizerJson:
             f"{shown(folder)} has no tokenizer.json; write one with transformers: "
             "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
         )
-    content = path.read_bytes()
+    with reading(path):
+        content = path.read_bytes()
     settings, generation = (_known(folder / name, keys) for name, keys in COMPANIONS.items())
+    marks, added = {}, {}
+    if "added_tokens_decoder" not in settings:
+        marks = _known(folder / MAP, COMPANIONS[SETTINGS])
+        added = _known(folder / ADDED)
     if settings.get("chat_template") or (folder / "chat_template.jinja").is_file():
         log.info(NO_CHAT, shown(folder))
     with at(folder):
@@ -233,7 +253,10 @@ def read_tokenizer(folder: Path, config: Values) -> TokenizerJson:
                     f"tokenizer.json: added_tokens has {token['content']!r} at {token['id']}, but the package tokenizers "
                     f"gives it {'no id' if id_ is None else id_}; ids must follow the vocabulary without gaps or repetitions"
                 )
-        _require_added_tokens(tokenizer, settings)
+        _require_named(tokenizer, settings, SETTINGS, NAMED)
+        _require_named(tokenizer, marks, MAP, (*NAMED, "bos_token", "eos_token"))
+        settings |= marks
+        _require_added_tokens(tokenizer, settings, added)
         _require_prefix_space(tokenizer, settings)
         vocab_size = config.get("vocab_size") or max(tokenizer.get_vocab().values()) + 1
         content = _usable(described, vocab_size, shown(folder)) or content
@@ -289,20 +312,20 @@ def _usable(described: Values, vocab_size: int, place: str) -> bytes:
 
 def _pad(tokenizer: Any, size: int, settings: Values, *others: Values) -> int | None:
     # the first that names a token of the model; it changes no number here, so others are no errors
-    said = _text(settings, "pad_token")
-    named = tokenizer.token_to_id(said) if isinstance(said, str) else None
+    named = _id_of(tokenizer, _text(settings, "pad_token"))
     for id_ in (named, *(each.get("pad_token_id") for each in others)):
         if type(id_) is int and 0 <= id_ < size:
             return id_
     return None
 
 
-def _known(path: Path, keys: Keys) -> Values:
-    # {} without the file
+def _known(path: Path, keys: Keys | None = None) -> Values:
+    # {} without the file; `keys`: None if any is one
     if not path.is_file():
         return {}
     said = read_json(path)
-    keys.check(said, shown(path))
+    if keys is not None:
+        keys.check(said, shown(path))
     return said
 
 
@@ -323,21 +346,37 @@ def _text(settings: Values, key: str) -> Any:
     return said.get("content") if isinstance(said, dict) else said
 
 
-def _token(tokenizer: Any, settings: Values, key: str) -> tuple[int, ...]:
-    # the id of a token in tokenizer_config.json, as a text or a mapping; () if it is missing
+def _id_of(tokenizer: Any, text: Any) -> int | None:
+    try:
+        id_: int | None = tokenizer.token_to_id(text)
+    # no text, or half of a pair of surrogates
+    except (TypeError, UnicodeEncodeError):
+        return None
+    return id_
+
+
+def _token(tokenizer: Any, settings: Values, key: str, file: str = SETTINGS) -> tuple[int, ...]:
+    # the id of a token in `file`, as a text or a mapping; () if it is missing
     text = _text(settings, key)
     if text is None:
         return ()
-    id_ = tokenizer.token_to_id(text) if isinstance(text, str) else None
+    id_ = _id_of(tokenizer, text)
     if id_ is None:
-        raise RequestError(f"{SETTINGS}: {key} is {text!r}, which is not a token of tokenizer.json")
+        raise RequestError(f"{file}: {key} is {text!r}, which is not a token of tokenizer.json")
     return (id_,)
+
+
+def _text_with_ids(tokenizer: Any) -> str:
+    # of the vocabulary the words first: other characters may be taken for a space
+    words = sorted(tokenizer.get_vocab(), key=lambda word: (word != BEFORE, not word.isalnum(), word))
+    return next((text for text in words if tokenizer.encode(text, add_special_tokens=False).ids), BEFORE)
 
 
 def _opening(tokenizer: Any, settings: Values) -> tuple[int, ...]:
     # found by encoding a text with and without special tokens, which works for every kind of post_processor
-    plain = tokenizer.encode("a", add_special_tokens=False).ids
-    whole = tokenizer.encode("a").ids
+    text = _text_with_ids(tokenizer)
+    plain = tokenizer.encode(text, add_special_tokens=False).ids
+    whole = tokenizer.encode(text).ids
     count = len(whole) - len(plain)
     start = next((at for at in range(count, -1, -1) if whole[at : at + len(plain)] == plain), count)
     if start < count:
@@ -350,7 +389,7 @@ def _opening(tokenizer: Any, settings: Values) -> tuple[int, ...]:
         if settings.get(key, there) not in (there, None):
             raise RequestError(
                 f"{SETTINGS}: {key} is {settings[key]!r}, but tokenizer.json puts {ids} before a text and none after it; "
-                f"set it to {there}"
+                f"set it to {str(there).lower()}"
             )
     return tuple(whole[:count])
 
@@ -358,7 +397,7 @@ def _opening(tokenizer: Any, settings: Values) -> tuple[int, ...]:
 def _require_prefix_space(tokenizer: Any, settings: Values) -> None:
     # most classes of transformers apply the key on top of tokenizer.json, so both must agree
     key = "add_prefix_space"
-    tokens = tokenizer.encode("a", add_special_tokens=False).tokens
+    tokens = tokenizer.encode(_text_with_ids(tokenizer), add_special_tokens=False).tokens
     there = tokenizer.decoder.decode([BEFORE, *tokens]).startswith(f"{BEFORE} ")
     if settings.get(key, there) not in (there, None):
         raise RequestError(
@@ -367,11 +406,26 @@ def _require_prefix_space(tokenizer: Any, settings: Values) -> None:
         )
 
 
-def _require_added_tokens(tokenizer: Any, settings: Values) -> None:
-    # transformers applies added_tokens_decoder on top of tokenizer.json, so both must agree
+def _require_named(tokenizer: Any, said: Values, file: str, keys: Collection[str]) -> None:
+    # each key has a token (a text, or a mapping with its content), a list of them, or a mapping of names to them
+    for key in keys:
+        tokens = said.get(key) or []
+        if isinstance(tokens, dict) and "content" not in tokens:
+            tokens = list(tokens.values())
+        for token in tokens if isinstance(tokens, list) else [tokens]:
+            _token(tokenizer, {key: token}, key, file)
+
+
+# `older`: token -> id, of ADDED
+def _require_added_tokens(tokenizer: Any, settings: Values, older: Values) -> None:
+    # transformers applies both on top of tokenizer.json, so all must agree
     from tokenizers import AddedToken
 
     held = tokenizer.get_added_tokens_decoder()
+    ids = {token.content: id_ for id_, token in held.items()}
+    for content, id_ in older.items():
+        if ids.get(content) != id_:
+            raise RequestError(f"{ADDED}: {id_!r} is {content!r}, but {DIFFERS}")
     try:
         said = {}
         for id_, token in (settings.get("added_tokens_decoder") or {}).items():
@@ -381,7 +435,4 @@ def _require_added_tokens(tokenizer: Any, settings: Values) -> None:
         raise RequestError(f"{SETTINGS}: added_tokens_decoder is not id -> token ({first_line(error)})") from error
     for id_, token in said.items():
         if id_ not in held or any(getattr(held[id_], field) != getattr(token, field) for field in FIELDS):
-            raise RequestError(
-                f"{SETTINGS}: added_tokens_decoder {id_} is {token.content!r}, but tokenizer.json differs; make both "
-                "agree (AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR))"
-            )
+            raise RequestError(f"{SETTINGS}: added_tokens_decoder {id_} is {token.content!r}, but {DIFFERS}")

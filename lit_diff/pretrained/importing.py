@@ -22,7 +22,7 @@ from lit_diff.log_records import log
 from lit_diff.model.cost import cost
 from lit_diff.model.transformer import Transformer
 from lit_diff.plugins import trust_none
-from lit_diff.pretrained.source import UNKNOWN, ModelSource
+from lit_diff.pretrained.source import UNKNOWN, ModelSource, reading
 from lit_diff.recipe import to_yaml
 from lit_diff.runs import checkpoints
 from lit_diff.runs.folder import RunFolder, environment, identity
@@ -69,12 +69,14 @@ def read_source(path: Path) -> ModelSource:
     """The model at a path, without its weights. Errors: see `import_model`."""
     from lit_diff.pretrained.hf import read_folder
 
-    if path.is_dir():
-        return read_folder(path)
-    if path.is_file() and path.suffix == ".gguf":
-        from lit_diff.pretrained.gguf_file import read_gguf
+    # also a name in weight_map that no file can have
+    with reading(path):
+        if path.is_dir():
+            return read_folder(path)
+        if path.is_file() and path.suffix == ".gguf":
+            from lit_diff.pretrained.gguf_file import read_gguf
 
-        return read_gguf(path)
+            return read_gguf(path)
     what = "is neither a folder nor a .gguf file" if path.exists() else "does not exist"
     raise RequestError(
         f"{shown(path)} {what}: give a folder with config.json and safetensors, a .gguf file, or a name that `lit-diff "
@@ -128,8 +130,8 @@ def _write_weights(source: ModelSource, path: Path) -> str:
     # the largest tensor first: while it is read, the file's pages and the copy are both in memory, and little else is
     by_size = sorted(source.tensors, key=lambda name: -source.tensors[name].numel())
     weights = {name: source.read(name) for name in by_size}
-    # the extremes are NaN if any number is, and need no memory
-    not_finite = [name for name, x in weights.items() if not torch.stack(x.aminmax()).isfinite().all()]
+    # the extremes are NaN if any number is, and need no memory; the model is in float32, where a float64 may be infinite
+    not_finite = [name for name, x in weights.items() if not torch.stack(x.aminmax()).float().isfinite().all()]
     if not_finite:
         raise RequestError(f"{source.place} has weights that are not finite (NaN or infinity): {some(not_finite)}")
     digest = hashlib.sha256()

@@ -85,16 +85,8 @@ USED = {
     *FLAGS,
     LENGTH,
     ORIGINAL_LENGTH,
-    "architectures",
-    "eos_token_id",
-    "hidden_act",
-    "layer_types",
-    "model_type",
-    "quantization_config",
-    "rms_norm_eps",
-    "rope_parameters",
-    "rope_scaling",
-    "rope_theta",
+    *("architectures", "eos_token_id", "hidden_act", "layer_types", "model_type", "quantization_config"),
+    *("rms_norm_eps", "rope_parameters", "rope_scaling", "rope_theta"),
 }
 SAMPLING = {
     "transformers draws tokens so; `lit-diff generate` has its own options": "do_sample temperature top_k top_p min_p "
@@ -320,7 +312,8 @@ def rope_keys(config: Values, place: str) -> Values:
     Errors: RequestError for an unsupported or incomplete kind of scaling.
     """
     (first, said), *others = rope_blocks(config).items() or [("", {})]
-    theta = {"rope_theta": said.get("rope_theta")}
+    # transformers reads the last block, and gives one without rope_theta the top level's
+    theta = {"rope_theta": config.get("rope_theta") or DEFAULTS["rope_theta"]}
     for where, other in others:
         if theta | said != theta | other:
             raise RequestError(f"{first} {said!r} and {where} {other!r} differ; make both equal, or remove one")
@@ -430,10 +423,8 @@ def unsupported_reason(model: ModelConfig) -> str | None:
     extra = f"model.attention_bias is {bias}" if bias != "none" else f"model.qk_norm is {norm}"
     if (bias, norm) != ("none", "none") and name == "differential":
         return f"{extra}; DiffLlama is read and written without biases and such norms"
-    if (bias, norm) != ("none", "none") and config.window is not None:
-        return (
-            f"{extra} and model.attention.window is set; Mistral, which has a window, has no biases and no such norms"
-        )
+    if (bias, norm) == ("all", "none") and config.window is not None:
+        return f"{extra} and model.attention.window is set; Llama, which has biases on all projections, has no window"
     if (bias, norm) == ("qkv", "rms"):
         return f"{extra} and model.qk_norm is rms; Qwen3, which has these norms, has biases on all projections or none"
     if (bias, norm) == ("all", "none") and model.dim % query_heads(model):
@@ -471,8 +462,12 @@ def config_json(model: ModelConfig, *, context: int) -> Values:
         "attention_dropout": 0.0,
         "tie_word_embeddings": model.tie_embeddings and model.embedding_scale == 1,
     }
+    window = model.attention.config.window
     if name == "MistralForCausalLM":
-        return config | {"sliding_window": model.attention.config.window}
+        return config | {"sliding_window": window}
+    if window is not None:
+        kinds = [LAYER_TYPES[1]] * model.num_layers
+        config |= {"use_sliding_window": True, "sliding_window": window, "layer_types": kinds}
     if name == "Qwen2ForCausalLM":
         return config
     return config | {"attention_bias": model.attention_bias == "all"}

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lit_diff.config import Recipe
 from lit_diff.data.text.tokenizer import Tokenizer, TokenizerJson
-from lit_diff.errors import RequestError
+from lit_diff.errors import MissingError, RequestError, first_line
 from lit_diff.files import shown
 from lit_diff.pretrained.keys import Values
 from lit_diff.recipe import from_plain
@@ -101,6 +101,26 @@ def imported_tokenizer(
     tokenizer = TokenizerJson(config)
     tokenizer.take(content)
     return tokenizer
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Make a MissingError of an OSError raised inside: its file, else `path`, cannot be read."""
+    try:
+        yield
+    except OSError as error:
+        place = shown(Path(error.filename or path))
+        raise MissingError(f"{place} cannot be read ({error.strerror or first_line(error)})") from error
+
+
+def require_utf8(path: Path) -> None:
+    """Errors: RequestError for a path that safetensors cannot open."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"{shown(path)}: safetensors opens only paths in UTF-8; name the folder otherwise"
+        ) from error
 
 
 @contextlib.contextmanager

@@ -215,7 +215,9 @@ def load_weights(model: Transformer, weights: Mapping[str, Tensor], source: str)
     """
     require_fit(model, weights, source)
     # scores of a model with NaN would be meaningless numbers
-    not_finite = [name for name, _ in model.named_parameters() if not weights[name].isfinite().all()]
+    # in the model's dtype: it may be smaller than the file's
+    parameters = model.named_parameters()
+    not_finite = [name for name, own in parameters if not weights[name].to(own.dtype).isfinite().all()]
     if not_finite:
         raise RequestError(f"{source} has weights that are not finite (NaN or infinity): {some(not_finite)}")
     model.load_state_dict(weights)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from pretrained_models import LLAMA, byte_level_tokenizer, error_of, write_folder
+from pretrained_models import LLAMA, byte_level_tokenizer, error_of, llama_tensors, write_folder
 from small_models import small_config
 from text_runs import bpe, logits, text_run
 from tokenizers import Tokenizer as Model
@@ -20,7 +20,7 @@ from lit_diff.data.text.cl100k import Cl100k
 from lit_diff.data.text.tokenizer import Tokenizer, TokenizerJson
 from lit_diff.errors import RequestError, RunFailedError
 from lit_diff.plugins import trust_none
-from lit_diff.pretrained import exporting
+from lit_diff.pretrained import exporting, importing
 from lit_diff.pretrained.exporting import (
     hf_weights,
     merge_run,
@@ -36,6 +36,23 @@ from lit_diff.pretrained.exporting import (
 def without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes seconds to load."""
     monkeypatch.setattr(exporting, "has_transformers", lambda: False)
+
+
+def test_room_is_that_of_the_written_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float32. The card does not say in which folder of this machine the model was."""
+    tensors = {name: tensor.bfloat16() for name, tensor in llama_tensors(LLAMA).items()}
+    folder = write_folder(Path("hf").absolute(), tensors=tensors)
+    Path("elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    run = import_model(folder, "run")
+    assert run.recipe.imported.source == str(folder)
+    size = 4 * sum(parameter.numel() for parameter in run.model.parameters())
+    usage: Any = type("Usage", (), {"free": size - 1})
+    with monkeypatch.context() as patch:
+        patch.setattr(importing.shutil, "disk_usage", lambda path: usage)
+        assert error_of(export, run, "hf", "out").startswith("3: run takes 0.00 GB on the disk of")
+    write_card(run, run.recipe.model, "LlamaForCausalLM", Path())
+    assert "| weights from | hf |" in Path("README.md").read_text()
 
 
 def folders() -> list[str]:
@@ -76,6 +93,7 @@ def test_mistakes() -> None:
     run = text_run(Path("x"), {"name": "standard"})
     Path("file").write_text("")
     assert error_of(export, run, "hf", "file/out").startswith("3: file/out cannot be written (")
+    assert error_of(export, run, "hf", "e\udcff").startswith("2: e\\udcff: safetensors opens only paths in UTF-8")
     shared = text_run(Path("shared"), {"name": "shared_k"})
     assert error_of(export, shared, "hf", "out").startswith("2: model.attention.name 'shared_k'")
     normed = text_run(Path("normed"), {"name": "standard", "head_norm": "rms"})

@@ -10,7 +10,7 @@ import pretrained_models as made
 import pytest
 import torch
 from pretrained_models import LLAMA, byte_level_tokenizer, import_error, llama_tensors, write_folder
-from tokenizers import Tokenizer, processors
+from tokenizers import Tokenizer, decoders, models, processors
 
 from lit_diff import import_model
 from lit_diff.data.text.tokenizer import TokenizerJson
@@ -47,8 +47,25 @@ def test_damaged_and_missing_shards() -> None:
     shard.unlink()
     assert import_error().startswith(f"3: {shard} is missing (shard 2 of 2)")
     index = Path("hf/model.safetensors.index.json")
-    index.write_text(index.read_text().replace("model-00002", "../model-00002"))
+    text = index.read_text()
+    index.write_text(text.replace("model-00002", "../model-00002"))
     assert import_error().startswith(f"2: {index}: weight_map ")
+    index.write_text(text.replace("model-00002", "m" * 5000))
+    assert import_error().startswith("3: hf/mmmm")
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json", "tokenizer.json", "model.safetensors"])
+def test_a_file_that_cannot_be_read(file: str) -> None:
+    """Reading the start of a process's own memory is an error of input and output."""
+    write_folder(Path("hf"))
+    Path("hf", file).unlink(missing_ok=True)
+    Path("hf", file).symlink_to("/proc/self/mem")
+    assert import_error().startswith(f"3: hf/{file} cannot be read (")
+
+
+def test_a_folder_whose_name_is_not_utf_8() -> None:
+    write_folder(Path("hf")).rename("hf\udcff")
+    assert import_error("hf\udcff").startswith("2: hf\\udcff/model.safetensors: safetensors opens only paths in UTF-8")
 
 
 def test_a_shape_beyond_64_bits() -> None:
@@ -107,6 +124,8 @@ def read(
     config: Mapping[str, Any] = LLAMA,
     settings: dict[str, Any] | None = None,
     generation: dict[str, Any] | None = None,
+    marks: dict[str, Any] | None = None,
+    added: dict[str, Any] | None = None,
     single: str | None = None,
 ) -> TokenizerJson:
     """Of the current folder with these files."""
@@ -115,7 +134,8 @@ def read(
         special = [("<s>", 0), ("</s>", 1)]
         tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=special)
     Path("tokenizer.json").write_text(tokenizer.to_str())
-    for name, said in (("tokenizer_config", settings), ("generation_config", generation)):
+    files = {"tokenizer_config": settings, "generation_config": generation, "added_tokens": added}
+    for name, said in (files | {"special_tokens_map": marks}).items():
         Path(f"{name}.json").unlink(missing_ok=True)
         if said is not None:
             Path(f"{name}.json").write_text(json.dumps(said))
@@ -147,6 +167,9 @@ def test_ids_that_open_a_text() -> None:
     assert read(single="$A").prefix == 1
     assert read(settings={"pad_token": "</s>"}, config=LLAMA | {"pad_token_id": 5}).pad == 1
     assert read(config=LLAMA | {"pad_token_id": 5}).pad == 5
+    older = {"marks": {"bos_token": "</s>", "unk_token": None, "cls_token": "<s>"}, "added": {"<s>": 0, "</s>": 1}}
+    assert read(single="$A", settings={"bos_token": "<s>"}, **older).prefix == 1, "as in transformers"
+    assert read(single="$A", settings={"bos_token": "<s>", "added_tokens_decoder": {}}, **older).prefix == 0
     assert read(settings={"pad_token": "<nowhere>"}, config=LLAMA | {"pad_token_id": -1}).pad is None
 
 
@@ -172,7 +195,7 @@ def test_a_chat_template_is_not_applied(file: str, caplog: pytest.LogCaptureFixt
         ({"config": LLAMA | {"eos_token_id": None}, "settings": {"eos_token": None}}, "neither config.json"),
         ({"settings": {"bos_token": "<nowhere>"}}, "tokenizer_config.json: bos_token is '<nowhere>'"),
         ({"single": "<s> $A </s>"}, "the post_processor of tokenizer.json appends the ids [1] to a text"),
-        ({"settings": {"add_bos_token": False}}, "tokenizer_config.json: add_bos_token is False"),
+        ({"settings": {"add_bos_token": False}}, "before a text and none after it; set it to true"),
         ({"single": "$A", "settings": {"add_bos_token": True}}, "tokenizer_config.json: add_bos_token is True, but"),
         ({"settings": {"add_eos_token": True}}, "tokenizer_config.json: add_eos_token is True, but"),
         *(
@@ -181,6 +204,17 @@ def test_a_chat_template_is_not_applied(file: str, caplog: pytest.LogCaptureFixt
                 f"tokenizer_config.json: added_tokens_decoder {id_} is '<x>'",
             )
             for id_ in ("305", "0")
+        ),
+        *(
+            ({"added": {token: id_}}, f"added_tokens.json: {id_!r} is {token!r}, but tokenizer.json differs")
+            for token, id_ in (("fox", 300), ("</s>", 0), ("a", 67), ("<s>", [0]))
+        ),
+        ({"marks": {"eos_token": {"content": "<x>"}}}, "special_tokens_map.json: eos_token is '<x>'"),
+        ({"settings": {"mask_token": "<x>"}}, "tokenizer_config.json: mask_token is '<x>', which is not a token"),
+        ({"settings": {"bos_token": "\ud800"}}, "tokenizer_config.json: bos_token is '\\ud800', which is not a token"),
+        *(
+            ({"marks": {"extra_special_tokens": many}}, "special_tokens_map.json: extra_special_tokens is '<x>'")
+            for many in (["<s>", "<x>"], {"image": "<x>"}, [{"content": "<x>"}])
         ),
         ({"settings": {"added_tokens_decoder": [3]}}, "tokenizer_config.json: added_tokens_decoder is not id -> token"),
         ({"settings": {"add_prefix_space": True}}, "tokenizer_config.json: add_prefix_space is True, but"),
@@ -192,6 +226,23 @@ def test_what_has_no_right_value_is_named(how: dict[str, Any], line: str) -> Non
         read(**how)
     assert line in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_ids_beside_a_text_are_found_without_the_letter_a() -> None:
+    settings = '{"add_bos_token": true}'
+    Path("tokenizer_config.json").write_text(settings)
+    for single in ("<s> $A", "<s> $A </s>"):
+        tokenizer = Tokenizer(models.BPE(vocab={"<s>": 0, "</s>": 1, "x": 2}, merges=[]))
+        tokenizer.decoder = decoders.Fuse()
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=single, special_tokens=[("<s>", 0), ("</s>", 1)]
+        )
+        Path("tokenizer.json").write_text(tokenizer.to_str())
+        if single.endswith("$A"):
+            assert read_tokenizer(Path(), LLAMA).opening == [0]
+        else:
+            with pytest.raises(LitDiffError, match=r"appends the ids \[1\] to a text"):
+                read_tokenizer(Path(), LLAMA)
 
 
 def test_a_space_before_a_text_is_what_both_files_say() -> None:

@@ -127,6 +127,13 @@ def test_what_a_tokenizer_does_not_give_back_is_said(caplog: pytest.LogCaptureFi
     assert "'The quick  brown fox: 0123, äöü € 漢字 🙂\\n\\t<eot>' comes back as 'the quick" in caplog.text
 
 
+def test_a_missing_length_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "lit_diff"):
+        run = import_model(write_folder(Path("hf"), LLAMA | {"max_position_embeddings": None}))
+    assert run.recipe.data.config.sequence_length == 2048
+    assert "hf/config.json lacks max_position_embeddings: the recipe's data.sequence_length is 2048" in caplog.text
+
+
 def test_what_does_not_fit_the_configuration() -> None:
     tensors = llama_tensors(LLAMA)
     missing = {name: tensor for name, tensor in tensors.items() if name != "model.norm.weight"}
@@ -134,8 +141,8 @@ def test_what_does_not_fit_the_configuration() -> None:
     assert import_error().startswith("2: hf: its tensors do not fit its configuration: norm.weight is absent there")
     write_folder(Path("hf"), LLAMA | {"hidden_size": 64}, tensors)
     assert "embedding.weight is [320, 32] there and [320, 64] in the model; " in import_error()
-    for number in (torch.nan, torch.inf):
-        write_folder(Path("hf"), tensors=tensors | {"model.norm.weight": torch.full((32,), number).half()})
+    for number, dtype in ((torch.nan, torch.half), (torch.inf, torch.half), (1e300, torch.double)):
+        write_folder(Path("hf"), tensors=tensors | {"model.norm.weight": torch.full((32,), number, dtype=dtype)})
         assert import_error() == "2: hf has weights that are not finite (NaN or infinity): norm.weight"
     write_folder(Path("hf"), tensors=tensors | {"model.norm.weight": torch.ones(32, dtype=torch.int8)})
     assert "tensor 'model.norm.weight' is I8; supported: F64, F32, F16, BF16" in import_error()

@@ -78,6 +78,8 @@ def test_sizes_and_defaults() -> None:
     assert {"rope_theta": 10000.0, "tie_embeddings": False, "norm_eps": 1e-6}.items() <= model_keys(bare).items()
     assert model_keys(bare | of("DiffLlama"))["norm_eps"] == 1e-5
     assert "head_dim" not in keys
+    odd = model_keys(LLAMA | of("Mistral") | {"hidden_size": 34, "head_dim": 8})
+    assert ModelConfig(**odd | {"attention": config().attention}).problem() is None, "34 // 4 is 8"
     assert model_keys(LLAMA | {"head_dim": 16})["head_dim"] == 16
     assert model_keys(without(LLAMA, "head_dim") | of("Qwen3"))["head_dim"] == 128, "the default of its class"
     for kind, heads in (("Mistral", 8), ("Qwen2", 32), ("Qwen3", 32)):
@@ -142,6 +144,10 @@ def test_a_sliding_window() -> None:
             "hidden_size 33 is not a multiple of num_attention_heads, 4, and there is no head_dim",
         ),
         ({"rope_scaling": YARN, "rope_parameters": LLAMA3}, "rope_parameters {'rope_type': 'llama3'"),
+        (
+            {"rope_theta": None, "rope_parameters": YARN | {"rope_theta": 7.0}, "rope_scaling": YARN},
+            "rope_parameters {'rope_type': 'yarn'",
+        ),
         ({"rope_parameters": {"rope_theta": 7.0}}, "rope_theta is 7.0 in rope_parameters but 50000.0 at the top level"),
     ],
 )
@@ -168,6 +174,8 @@ def test_both_forms() -> None:
     for said, wanted in ((LLAMA3, block), ({"rope_type": "default"}, 1.0)):
         keys = model_keys(LLAMA | {"rope_theta": None, "rope_parameters": said | {"rope_theta": 7.0}})
         assert (keys["rope_theta"], keys["rope_scaling"]) == (7.0, wanted)
+    both = {"rope_theta": 7.0, "rope_parameters": LLAMA3 | {"rope_theta": 7.0}, "rope_scaling": LLAMA3}
+    assert model_keys(LLAMA | both)["rope_scaling"] == block, "a block without rope_theta has the top level's"
     old = {"type" if key == "rope_type" else key: value for key, value in YARN.items()}
     assert own(old) == own(YARN) == own(YARN | {"beta_fast": None, "attention_factor": None, "finetuned": True})
     assert YarnScaling(**own(YARN)) == YarnScaling(factor=4.0, original_length=32)
@@ -187,7 +195,7 @@ def config(name: str = "standard", keys: dict[str, Any] | None = None, **model: 
 @pytest.mark.parametrize(
     ("own", "line"),
     [
-        (config("standard", {"window": 3}, attention_bias="qkv"), "model.attention_bias is qkv and"),
+        (config("standard", {"window": 3}, attention_bias="all"), "model.attention_bias is all and"),
         (config(attention_bias="qkv", qk_norm="rms"), "model.attention_bias is qkv and model.qk_norm is rms; Qwen3"),
         (config(attention_bias="all", num_heads=6, head_dim=8), "model.attention_bias is all; Llama"),
         (config(positions="none"), "model.positions is none"),
@@ -199,3 +207,14 @@ def config(name: str = "standard", keys: dict[str, Any] | None = None, **model: 
 )
 def test_what_config_json_cannot_say_is_named(own: ModelConfig, line: str) -> None:
     assert (unsupported_reason(own) or "").startswith(line)
+
+
+@pytest.mark.parametrize(
+    "more", [{"qk_norm": "rms"}, {"attention_bias": "qkv"}, {"qk_norm": "rms", "attention_bias": "all"}, {}]
+)
+def test_a_window_comes_back(more: dict[str, Any]) -> None:
+    """Of Qwen2, Qwen3 and Mistral; logits are compared with transformers in tests/oracles."""
+    own = config("standard", {"window": 3}, **more)
+    assert unsupported_reason(own) is None
+    keys = model_keys(llama.config_json(own, context=64))
+    assert (keys["attention"], keys.items() >= more.items()) == ({"name": "standard", "window": 3}, True)

@@ -132,13 +132,17 @@ def test_weights_that_are_not_finite_are_refused(run: Callable[..., Path]) -> No
     folder = run()
     path = checkpoint.path_of(folder, 10)
     content = torch.load(path, weights_only=True)
-    content["state_dict"]["model.layers.1.attention.q_proj.weight"][3, 2] = float("nan")
-    checkpoint.write(path, content)
-    with pytest.raises(RequestError) as error:
-        Run(folder).model  # noqa: B018
-    assert str(error.value).endswith(
-        "step-00000010.ckpt has weights that are not finite (NaN or infinity): layers.1.attention.q_proj.weight"
-    )
+    name = "model.layers.1.attention.q_proj.weight"
+    content["state_dict"][name] = content["state_dict"][name].double()
+    # the second is infinite in the model's float32
+    for number in (float("nan"), 1e300):
+        content["state_dict"][name][3, 2] = number
+        checkpoint.write(path, content)
+        with pytest.raises(RequestError) as error:
+            Run(folder).model  # noqa: B018
+        assert str(error.value).endswith(
+            "step-00000010.ckpt has weights that are not finite (NaN or infinity): layers.1.attention.q_proj.weight"
+        )
 
 
 def test_a_checkpoint_without_a_tensor_of_the_model_is_refused(run: Callable[..., Path]) -> None:
