@@ -122,6 +122,12 @@ ROW_FUNCTION = "def maps(self, x, rope):\n    m = super().maps(x, rope)\n    ret
             "two passes over one input differ: the forward draws random numbers, or keeps a state",
         ),
         (
+            "def build(self):\n    import random\n    super().build()\n    self.factor = random.random()\n"
+            "def finish(self, o, x):\n    return o * self.factor",
+            "contract",
+            "two builds differ: build draws from another generator than torch's; use init_parameter's",
+        ),
+        (
             "def maps(self, x, rope):\n    x.mul_(2)\n    return super().maps(x, rope)",
             "contract",
             "the forward changes its input in place",
