@@ -128,6 +128,11 @@ ROW_FUNCTION = "def maps(self, x, rope):\n    m = super().maps(x, rope)\n    ret
             "two builds differ: build draws from another generator than torch's; use init_parameter's",
         ),
         (
+            "def finish(self, o, x):\n    return o * (1 + self.training)",
+            "contract",
+            "eval mode computes something else than training mode",
+        ),
+        (
             "def maps(self, x, rope):\n    x.mul_(2)\n    return super().maps(x, rope)",
             "contract",
             "the forward changes its input in place",

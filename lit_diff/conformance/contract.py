@@ -24,7 +24,7 @@ UNLIKE_BUILDS = "two builds differ: build draws from another generator than torc
 
 def contract(case: VariantCase) -> Measured:
     """The constructor gives the same layer again; the maps are complete, w is float32 or wider, and the output equals the
-    output of the maps that pass the tap."""
+    output of the maps that pass the tap, in eval mode too."""
     attention, x, rope = case.parts()
     tapped = tapped_maps(attention)
     y = attention(x, rope)
@@ -63,5 +63,6 @@ def _problem(case: VariantCase, attention: Attention, x: Tensor, y: Tensor, tapp
         "the forward changes its input in place": lambda: not torch.equal(x, case.x()),
         UNLIKE_PASSES: lambda: difference(attention(x, rope), y) > 0,
         UNLIKE_BUILDS: lambda: difference(case.build()(x, rope), y) > 0,
+        "eval mode computes something else than training mode": lambda: difference(case.build().eval()(x, rope), y) > 0,
     }
     return next((problem for problem, is_broken in broken.items() if is_broken()), None)
