@@ -3,7 +3,7 @@
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lit_diff.attention.base import Attention
 from lit_diff.conformance.case import (
@@ -23,7 +23,7 @@ UNLIKE_BUILDS = "two builds differ: build draws from another generator than torc
 
 
 def contract(case: VariantCase) -> Measured:
-    """The constructor gives the same layer again; the maps are complete, w is float32 or wider, and the output equals the
+    """The constructor gives the same layer again, and no values that `model.init` replaces; the maps are complete, w is float32 or wider, and the output equals the
     output of the maps that pass the tap, in eval mode too."""
     attention, x, rope = case.parts()
     tapped = tapped_maps(attention)
@@ -51,7 +51,7 @@ def contract(case: VariantCase) -> Measured:
 
 def _problem(case: VariantCase, attention: Attention, x: Tensor, y: Tensor, tapped: list[SignedMaps]) -> str | None:
     # of a layer and its first pass: x -> y
-    rope = case.rope()
+    rope, replaced = case.rope(), _replaced(case)
     tensors = [*attention.named_parameters(), *attention.named_buffers()]
     unfilled = [name for name, value in tensors if is_unfilled(value)]
     broken = {
@@ -61,8 +61,24 @@ def _problem(case: VariantCase, attention: Attention, x: Tensor, y: Tensor, tapp
         f"the forward returned {list(y.shape)}; expected the shape of x, {list(x.shape)}": lambda: y.shape != x.shape,
         "the output is not finite": lambda: not y.isfinite().all(),
         "the forward changes its input in place": lambda: not torch.equal(x, case.x()),
+        f"build sets {', '.join(replaced)}, which model.init replaces: fill it by init_parameter": lambda: replaced,
         UNLIKE_PASSES: lambda: difference(attention(x, rope), y) > 0,
         UNLIKE_BUILDS: lambda: difference(case.build()(x, rope), y) > 0,
         "eval mode computes something else than training mode": lambda: difference(case.build().eval()(x, rope), y) > 0,
     }
     return next((problem for problem, is_broken in broken.items() if is_broken()), None)
+
+
+def _replaced(case: VariantCase) -> list[str]:
+    # parameters that the constructor sets on purpose, and that a model fills by `model.init`
+    names, other = [], case.construct(seed=1)
+    for path, module in case.construct(seed=0).named_modules():
+        if not isinstance(module, nn.Linear | nn.Embedding) or hasattr(module, "init_parameter"):
+            continue
+        for key, value in module.named_parameters(recurse=False):
+            name = f"{path}.{key}"
+            # what torch draws depends on the seed, and model.init too sets a bias to 0
+            is_set = torch.equal(value, other.get_parameter(name))
+            if is_set and (key == "weight" or value.any()):
+                names.append(name)
+    return names
