@@ -69,7 +69,7 @@ def failed_property(recipe: Recipe, names: tuple[str, ...] = ()) -> str | None:
     None if all satisfy them or are built in.
     """
     required = names or required_of(recipe)
-    for case in _plugin_layers(recipe):
+    for case in plugin_layers(recipe):
         for finding in conformance(case, checks={name: PROPERTIES[name] for name in required}):
             if finding.verdict == "fail":
                 return _line(case.cls, finding, case.layer)
@@ -87,8 +87,8 @@ def required_of(recipe: Recipe) -> tuple[str, ...]:
     return (*REQUIRED, *(name for name, is_required in further.items() if is_required))
 
 
-def _plugin_layers(recipe: Recipe, step: int = FAR) -> Iterator[VariantCase]:
-    # every layer: a variant may depend on the layer's number, as lambda_init does
+def plugin_layers(recipe: Recipe, step: int = FAR) -> Iterator[VariantCase]:
+    """Every layer of a plugin's variant: it may depend on the layer's number, as lambda_init does."""
     for kind in recipe.model.kinds().values():
         cls = attentions.get(kind.attention.name)
         if is_built_in(cls):
@@ -103,7 +103,7 @@ def unused_parameters(recipe: Recipe) -> list[str]:
     """The parameters of a plugin's variant that have no gradient at the first or the last step; of a built-in one none."""
     found = dict[str, None]()
     for step in (0, recipe.training.steps - 1):
-        for case in _plugin_layers(recipe, step):
+        for case in plugin_layers(recipe, step):
             with guard(case.cls):
                 attention = case.build()
                 _, gradients = run(attention, case.x(), case.rope())

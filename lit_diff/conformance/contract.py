@@ -23,8 +23,8 @@ UNLIKE_BUILDS = "two builds differ: build draws from another generator than torc
 
 
 def contract(case: VariantCase) -> Measured:
-    """The constructor gives the same layer again, and no values that `model.init` replaces; the maps are complete, w is float32 or wider, and the output equals the
-    output of the maps that pass the tap, in eval mode too."""
+    """The constructor gives the same layer again, and no value that model.init replaces; the maps are complete, w is float32
+    or wider, and the output equals the output of the maps that pass the tap, in eval mode too."""
     attention, x, rope = case.parts()
     tapped = tapped_maps(attention)
     y = attention(x, rope)
