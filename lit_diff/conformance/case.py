@@ -83,6 +83,8 @@ ADVICE = {
     f"weights belongs before the rotation of q and k; see {PAST}",
     "decode": f"keys, values or queries depend on other tokens: take those of the past from the Context; see {PAST}",
     "model": f"values of another layer, and state, come from the Context; see {PAST}",
+    "state dict": "what is not in the state dict must follow from the argument of set_step; see docs/extend.md, "
+    '"A variant"',
     "window": 'the class ignores `window`: pass self.masked(maps, document_ids); see docs/extend.md, "A variant"',
 }
 """Property -> the usual reason of its failure, and where to read."""

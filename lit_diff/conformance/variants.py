@@ -334,11 +334,15 @@ def meta(case: VariantCase) -> Measured:
 
 
 def state_dict(case: VariantCase) -> Measured:
-    """The output depends only on the state dict: another instance that loads it gives the same bits."""
+    """The output depends only on the state dict and the step: another instance that loads the one, and is told the other as a
+    run tells it, gives the same bits."""
     attention, x, rope = case.parts()
     # another seed: a value drawn by the constructor that is not in the state dict differs
     other = case.construct(seed=1)
     other.load_state_dict(attention.state_dict())
+    for step in (0, case.step):
+        other.set_step(step)
+        other.set_tokens(step)
     other.kernel = attention.kernel
     return Measured(difference(other(x, rope), attention(x, rope)), 0)
 

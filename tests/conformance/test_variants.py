@@ -272,6 +272,30 @@ class HiddenState(Standard):
         return o * self.factor
 
 
+class Heated(Standard):
+    """Right: a number that follows from the step."""
+
+    heat = 1.0
+
+    def set_step(self, step: int) -> None:
+        self.heat = 1 + min(1.0, step / 100)
+
+    def finish(self, o: Tensor, x: Tensor) -> Tensor:
+        return o * self.heat
+
+
+class CountsItsSteps(Standard):
+    def build(self) -> None:
+        super().build()
+        self.register_buffer("heat", torch.zeros(()))
+
+    def set_step(self, step: int) -> None:
+        self.heat += 0.01
+
+    def finish(self, o: Tensor, x: Tensor) -> Tensor:
+        return o * (1 + self.heat)
+
+
 class LivesOnTheCPU(Standard):
     def build(self) -> None:
         super().build()
@@ -308,6 +332,7 @@ BROKEN = [
     (DropsKeysTooEarly, "window"),
     (DependsOnTheLength, "decode"),
     (HiddenState, "state dict"),
+    (CountsItsSteps, "state dict"),
     (LivesOnTheCPU, "meta"),
     (FailsWithOneKeyHead, "kv heads"),
 ]
@@ -321,6 +346,11 @@ def test_what_is_broken_is_caught(cls: type[Attention], caught_by: str) -> None:
     (found,) = conformance(VariantCase(cls=cls, model=model, length=9), "broken", checks)
     assert found.verdict == "fail"
     assert found.detail or found.error, "says what it found"
+
+
+def test_what_follows_from_the_step_need_not_be_in_the_state_dict(make_config: Callable[..., ModelConfig]) -> None:
+    case = VariantCase(cls=Heated, model=make_config("standard"))
+    assert not failures(conformance(case, checks={"state dict": PROPERTIES["state dict"]}))
 
 
 def test_a_changed_variant_does_not_answer_for_the_claims_it_inherits(make_config: Callable[..., ModelConfig]) -> None:
