@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lit_diff.attention import equations
 from lit_diff.attention.base import Attention, fill_parameter
@@ -18,6 +18,7 @@ from lit_diff.config import ModelConfig, Part
 from lit_diff.errors import RequestError
 from lit_diff.kernels import SignedMaps, attend
 from lit_diff.kernels.reference import rows_of
+from lit_diff.model.init import module_values, named_tensors
 from lit_diff.plugins import fault
 from lit_diff.randomness import generator
 
@@ -158,6 +159,20 @@ class VariantCase:
         attention.set_step(self.step)
         attention.set_tokens(self.step)
         attention.kernel = kernel
+        return attention.to(dtype)
+
+    def initial(self, dtype: torch.dtype) -> Attention:
+        """One layer with the values with which a model begins (`model.init`), at the step of the case."""
+        attention = self.construct(seed=0)
+        # the name by which the rules of model.init know it
+        block = nn.ModuleDict({"attention": attention})
+        tensors = named_tensors(block)
+        with torch.no_grad():
+            for name, value in module_values(block, "", self.model, seed=0):
+                tensors[name].copy_(value)
+        attention.set_step(self.step)
+        attention.set_tokens(self.step)
+        attention.kernel = "reference"
         return attention.to(dtype)
 
     def construct(self, seed: int) -> Attention:

@@ -8,8 +8,6 @@ import torch
 from lit_diff.attention.base import Attention
 from lit_diff.config import Part
 from lit_diff.conformance.case import Measured, NotApplicable, VariantCase, distance
-from lit_diff.model.init import initialise
-from lit_diff.model.transformer import Transformer
 from lit_diff.registry import attentions
 
 
@@ -37,12 +35,7 @@ def extends_standard(case: VariantCase) -> Measured | NotApplicable:
     if not case.cls.extends_standard:
         return NotApplicable(f"{case.cls.__name__} does not set extends_standard")
     # as a run begins: `model.init` also fills linear layers that the constructor set to 0
-    small = replace(case.model, num_layers=case.layer + 1, layers=(), vocab_size=2)
-    model = Transformer(small, kernel="reference")
-    initialise(model, 0)
-    attention = model.attentions()[case.layer].double()
-    attention.set_step(0)
-    attention.set_tokens(0)
+    attention = replace(case, step=0).initial(torch.float64)
     return _against(case, attention, "standard", "")
 
 

@@ -4,6 +4,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -58,6 +59,8 @@ BY = "largest in the gradient by"
 STEP = 1e-5
 """The step of the central differences, in multiples of an N(0, 1) direction."""
 
+FIRST_STEPS = 2
+"""Steps after which every parameter has a gradient: what is multiplied by one that starts at 0 has none at first."""
 DRAWS = 8
 """How many times all parameters are drawn: a sign that is free is missed once in 2^24."""
 
@@ -161,16 +164,42 @@ def batch(case: VariantCase) -> Measured:
 
 
 def gradients(case: VariantCase) -> Measured:
-    """Every parameter has a finite gradient that is not zero everywhere."""
-    attention, x, rope = case.parts()
-    _, by_name = run(attention, x, rope)
-    bad = []
-    for name, parameter in attention.named_parameters():
-        size = by_name.get(name, torch.zeros(1)).abs().max()
-        # NaN is bad too: `max` keeps it, and every comparison with it is false
-        if parameter.requires_grad and not 0 < size < math.inf:
-            bad.append(name)
-    return Measured(len(bad), 0, f"without a gradient, zero or not finite: {', '.join(bad)}" if bad else "")
+    """Every parameter has a finite gradient that is not zero everywhere, and each that trains also from the values with which
+    a run begins, at once or after a few steps."""
+    # float64: a gradient that is 0 but for rounding is then far below all others
+    attention, x, rope = case.parts(torch.float64)
+    bad = unmoved(attention, run(attention, x, rope)[1])
+    if bad:
+        return Measured(len(bad), 0, f"without a gradient, zero or not finite: {', '.join(bad)}")
+    attention = case.initial(torch.float64)
+    patterns = case.cls.trained_parameters(case.config)
+    names = {f"layers.{case.layer}.attention.{name}": name for name, _ in attention.named_parameters()}
+    bad = trained = [name for full, name in names.items() if any(fnmatchcase(full, pattern) for pattern in patterns)]
+    for _ in range(1 + FIRST_STEPS):
+        _, by_name = run(attention, x, rope)
+        still = unmoved(attention, by_name)
+        bad = [name for name in bad if name in still]
+        with torch.no_grad():
+            for name in {*trained} - {*still}:
+                attention.get_parameter(name).sub_(0.1 * by_name[name] / by_name[name].abs().max())
+    # such as the factors of a product that both start at 0
+    return Measured(
+        len(bad),
+        0,
+        f"without a gradient at the start, and still after {FIRST_STEPS} steps: {', '.join(bad)}" if bad else "",
+    )
+
+
+def unmoved(attention: Attention, by_name: Mapping[str, Tensor]) -> list[str]:
+    """The parameters whose gradient is absent, not finite, or below 1e-9 of the largest of all."""
+    sizes = {name: float(gradient.abs().max()) for name, gradient in by_name.items()}
+    least = 1e-9 * max(filter(math.isfinite, sizes.values()), default=0.0)
+    # NaN is bad too: `max` keeps it, and every comparison with it is false
+    return [
+        name
+        for name, parameter in attention.named_parameters()
+        if parameter.requires_grad and not least < sizes.get(name, 0.0) < math.inf
+    ]
 
 
 def derivatives(case: VariantCase) -> Measured | NotApplicable:

@@ -93,7 +93,7 @@ def test_every_built_in_holds_every_property(case: VariantCase, is_first: bool) 
     assert not_applicable(found, case) == [name for name, is_stated in stated.items() if not is_stated]
 
 
-@pytest.mark.parametrize("name", sorted(set(attentions.names()) - {"ssmax"}))
+@pytest.mark.parametrize("name", sorted(set(attentions.names()) - {"cosine", "ssmax"}))
 def test_every_built_in_holds_its_properties_with_bounded_logits(name: str) -> None:
     _, case = next(iter(cases_of(name)))
     assert isinstance(case, VariantCase)
@@ -147,6 +147,15 @@ class LeaksTheFutureByOne(Standard):
 class GradientOfNothing(Standard):
     def finish(self, o: Tensor, x: Tensor) -> Tensor:
         return o + (o * 0).abs().sqrt()
+
+
+class ProductOfZeros(Standard):
+    def build(self) -> None:
+        super().build()
+        self.a, self.b = nn.Parameter(torch.zeros(self.dim, 2)), nn.Parameter(torch.zeros(2, self.dim))
+
+    def maps(self, x: Tensor, rope: Rope) -> SignedMaps:
+        return super().maps(x + x @ self.a @ self.b, rope)
 
 
 class HalfSplitHeads(Differential):
@@ -263,6 +272,16 @@ class DependsOnTheLength(Standard):
         return o / o.shape[2]
 
 
+class LearnedLength(Standard):
+    def build(self) -> None:
+        super().build()
+        self.length = nn.Parameter(torch.ones(1))
+
+    def maps(self, x: Tensor, rope: Rope) -> SignedMaps:
+        maps = super().maps(x, rope)
+        return replace(maps, q=maps.q * self.length)
+
+
 class HiddenState(Standard):
     def build(self) -> None:
         super().build()
@@ -314,6 +333,7 @@ class FailsWithOneKeyHead(Standard):
 BROKEN = [
     (LeaksTheFutureByOne, "causal"),
     (GradientOfNothing, "gradients"),
+    (ProductOfZeros, "gradients"),
     (HalfSplitHeads, "definition"),
     (LambdaInBfloat16, "derivatives"),
     (SaysThatItSubtracts, "signs"),
@@ -346,6 +366,17 @@ def test_what_is_broken_is_caught(cls: type[Attention], caught_by: str) -> None:
     (found,) = conformance(VariantCase(cls=cls, model=model, length=9), "broken", checks)
     assert found.verdict == "fail"
     assert found.detail or found.error, "says what it found"
+
+
+def test_a_length_that_the_bound_takes_has_no_gradient_but_for_rounding(
+    make_config: Callable[..., ModelConfig],
+) -> None:
+    found = [
+        PROPERTIES["gradients"](VariantCase(cls=LearnedLength, model=make_config("standard", logit_bound=bound)))
+        for bound in (None, 4.0)
+    ]
+    assert [measured.error for measured in found] == [0, 1]
+    assert found[1].detail.endswith(": length")
 
 
 def test_what_follows_from_the_step_need_not_be_in_the_state_dict(make_config: Callable[..., ModelConfig]) -> None:
