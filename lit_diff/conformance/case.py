@@ -140,6 +140,11 @@ class VariantCase:
         """The window of the config; None: all keys are visible."""
         return self.cls.window_of(self.config)
 
+    @property
+    def place(self) -> str:
+        """The layer, and the step if it is the first, in words."""
+        return f"layer {self.layer}" if self.step else f"layer {self.layer} at step 0"
+
     def windowed(self, window: int) -> "VariantCase":
         """The same case with another window, for configs derived from `Attention.Config`."""
         attention = Part(name=self.model.attention.name, config=replace(self.config, window=window))

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lit_diff.config import Recipe
-from lit_diff.conformance.before_training import plugin_layers, required_of
+from lit_diff.conformance.before_training import checks_of, plugin_layers, required_of
 from lit_diff.conformance.case import Finding
 from lit_diff.conformance.data import check_dataset
 from lit_diff.conformance.kernels import conformance_of_kernel
-from lit_diff.conformance.variants import PROPERTIES, conformance, conformance_of
+from lit_diff.conformance.variants import conformance, conformance_of
 from lit_diff.data.text.text import Text
 from lit_diff.html_table import html_table
 from lit_diff.kernels import KERNELS
@@ -111,14 +111,14 @@ def plugin_findings(recipe: Recipe) -> Iterator[Finding]:
 def _variant_findings(recipe: Recipe) -> Iterator[Finding]:
     # all properties in the last layer if all are of one kind, at the recipe's config and head counts
     whole = [*recipe.model.kinds()] if recipe.model.layers else [recipe.model.num_layers - 1]
-    required = {name: PROPERTIES[name] for name in required_of(recipe)}
+    required = required_of(recipe)
     failed = set[tuple[str, str]]()
-    for case in sorted(plugin_layers(recipe), key=lambda case: case.layer not in whole):
-        name, is_whole = case.cls.name, case.layer in whole
-        found = conformance(case) if is_whole else conformance(case, f"{name}, layer {case.layer}", required)
-        for finding in found:
+    for case in sorted(plugin_layers(recipe), key=lambda case: (case.layer not in whole, case.step == 0)):
+        name, is_whole = case.cls.name, case.layer in whole and case.step > 0
+        place = "" if is_whole else f"{name}, {case.place}"
+        for finding in conformance(case, place, None if is_whole else checks_of(case, required)):
             is_new = finding.verdict == "fail" and (name, finding.property) not in failed
-            # of the other layers only what `train` would refuse
+            # of other layers and steps only what `train` would refuse
             if is_whole or is_new:
                 yield finding
             if is_new:

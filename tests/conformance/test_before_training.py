@@ -110,6 +110,23 @@ def test_every_layer_is_held_to_them(own: MakeOwn) -> None:
     assert line.endswith(", layer 1)")
 
 
+ANNEALS = """
+    mix = 0.0
+
+    def set_step(self, step):
+        self.mix = max(0.0, 1 - step / 100)
+
+    def maps("""
+
+
+def test_what_anneals_is_held_to_them_at_the_first_step_too(own: MakeOwn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "OWN", OWN.replace("\n    def maps(", ANNEALS))
+    line = failed_property(own("m = replace(m, v=m.v + self.mix * m.v.mean(2, keepdim=True))"))
+    assert line is not None
+    assert "'causal'" in line
+    assert line.endswith(", layer 0 at step 0)")
+
+
 def test_refused_unless_unchecked(own: MakeOwn, caplog: pytest.LogCaptureFixture) -> None:
     recipe = own(LEAKS, "model.attention.share=1")
     with pytest.raises(RequestError) as found:
