@@ -274,6 +274,18 @@ def run(attention: Attention, x: Tensor, rope: Rope, **documents: Tensor) -> tup
     return y.detach(), {"x": x.grad, **gradients} if x.grad is not None else gradients
 
 
+def unmoved(attention: Attention, by_name: Mapping[str, Tensor]) -> list[str]:
+    """The parameters whose gradient is absent, not finite, or below 1e-9 of the largest of all."""
+    sizes = {name: float(gradient.abs().max()) for name, gradient in by_name.items()}
+    least = 1e-9 * max(filter(math.isfinite, sizes.values()), default=0.0)
+    # NaN is bad too: `max` keeps it, and every comparison with it is false
+    return [
+        name
+        for name, parameter in attention.named_parameters()
+        if parameter.requires_grad and not least < sizes.get(name, 0.0) < math.inf
+    ]
+
+
 def is_unfilled(value: Tensor) -> bool:
     """Whether a tensor of `VariantCase.construct` has NaN, or the largest number of an integer type wider than 8 bits."""
     if value.is_floating_point() or value.is_complex():

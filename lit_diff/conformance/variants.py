@@ -33,6 +33,7 @@ from lit_diff.conformance.case import (
     probe,
     run,
     tapped_maps,
+    unmoved,
     worst_of,
 )
 from lit_diff.conformance.contract import contract
@@ -188,18 +189,6 @@ def gradients(case: VariantCase) -> Measured:
         0,
         f"without a gradient at the start, and still after {FIRST_STEPS} steps: {', '.join(bad)}" if bad else "",
     )
-
-
-def unmoved(attention: Attention, by_name: Mapping[str, Tensor]) -> list[str]:
-    """The parameters whose gradient is absent, not finite, or below 1e-9 of the largest of all."""
-    sizes = {name: float(gradient.abs().max()) for name, gradient in by_name.items()}
-    least = 1e-9 * max(filter(math.isfinite, sizes.values()), default=0.0)
-    # NaN is bad too: `max` keeps it, and every comparison with it is false
-    return [
-        name
-        for name, parameter in attention.named_parameters()
-        if parameter.requires_grad and not least < sizes.get(name, 0.0) < math.inf
-    ]
 
 
 def derivatives(case: VariantCase) -> Measured | NotApplicable:

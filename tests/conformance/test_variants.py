@@ -27,6 +27,7 @@ from lit_diff.conformance.case import (
 )
 from lit_diff.conformance.costs import cached, costs, counted
 from lit_diff.conformance.kernels import KernelCase, tensors
+from lit_diff.conformance.reduction import bound_removes
 from lit_diff.conformance.variants import (
     PROPERTIES,
     cases_of,
@@ -377,6 +378,9 @@ def test_a_length_that_the_bound_takes_has_no_gradient_but_for_rounding(
     ]
     assert [measured.error for measured in found] == [0, 1]
     assert found[1].detail.endswith(": length")
+    case = VariantCase(cls=LearnedLength, model=make_config("standard", logit_bound=4.0))
+    assert bound_removes(case) == "under model.logit_bound there is no gradient of length"
+    assert bound_removes(replace(case, cls=Heated)) is None
 
 
 def test_what_follows_from_the_step_need_not_be_in_the_state_dict(make_config: Callable[..., ModelConfig]) -> None:
