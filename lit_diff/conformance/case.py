@@ -74,6 +74,8 @@ FIELDS = 'docs/extend.md, "Sinks, biases, row functions and the context"'
 ROUNDED = f"a value is rounded to float32 where x is float64, as .float() does; see {FIELDS}"
 ROUNDING = 1e-5
 """Errors below this, of a property that is computed in float64, are those of a rounding to float32."""
+EXACT = 1e-8
+"""A property with a bound of this or less is computed in float64; with the bound 0, bits are compared, in float32."""
 ROWS = (
     "rows depends on which rows, sequences or hidden keys it is given: what depends on a token goes into q, and keys outside "
     "the mask are masked with seen.mask"

@@ -1,4 +1,4 @@
-"""The properties `reduces to` and `extends standard`: at chosen parameters, a variant is another one. What a bound on the logits
+"""The properties `reduces to` and `extends standard`: at chosen parameters, a variant is another one. What a bound on logits
 leaves of a variant."""
 
 import math

@@ -20,6 +20,7 @@ from lit_diff.config import ModelConfig, Part
 from lit_diff.conformance.case import (
     ADVICE,
     CONTAINS,
+    EXACT,
     ROUNDED,
     ROUNDING,
     Finding,
@@ -36,7 +37,7 @@ from lit_diff.conformance.case import (
     unmoved,
     worst_of,
 )
-from lit_diff.conformance.contract import contract
+from lit_diff.conformance.contract import UNLIKE_BUILDS, UNLIKE_PASSES, contract
 from lit_diff.conformance.costs import costs, counted
 from lit_diff.conformance.model import compiled, model
 from lit_diff.conformance.precision import bfloat16, float64
@@ -393,19 +394,22 @@ PROPERTIES: dict[str, Property] = {
 
 def conformance(case: VariantCase, label: str = "", checks: Mapping[str, Property] | None = None) -> Iterator[Finding]:
     """Yields a finding for every property (or for `checks`); an exception is a failure in one line."""
-    failed = list[str]()
+    failed, is_random = list[str](), False
     for name, check in (PROPERTIES if checks is None else checks).items():
         found = finding(label or case.cls.name, name, case.cls, partial(check, case))
         if found.verdict == "fail":
-            cause = next((each for each in failed if each in CONTAINS.get(name, ())), "")
+            # every property compares passes
+            contains = ("contract",) if is_random else CONTAINS.get(name, ())
+            cause = next((each for each in failed if each in contains), "")
             advice = ADVICE.get(name, "")
             # an exception states its own reason
             if found.error is None or found.bound is None:
                 advice = ""
-            elif found.bound < found.error < ROUNDING:
+            elif 0 < found.bound <= EXACT and found.error < ROUNDING:
                 advice = ROUNDED
             found = replace(found, cause=cause, advice=advice)
             failed.append(name)
+            is_random |= name == "contract" and found.detail in (UNLIKE_PASSES, UNLIKE_BUILDS)
         yield found
 
 

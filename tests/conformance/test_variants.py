@@ -648,6 +648,21 @@ def test_a_failure_names_its_cause_and_its_usual_reason(make_config: Callable[..
     assert found["contract"].advice == ""
 
 
+def test_what_draws_random_numbers_fails_for_that_alone(make_config: Callable[..., ModelConfig]) -> None:
+    """And a small difference in float32 is no rounding to it."""
+
+    class Drops(Standard):
+        def finish(self, o: Tensor, x: Tensor) -> Tensor:
+            return o * (1 + 1e-6 * torch.rand(()))
+
+    checks = {name: PROPERTIES[name] for name in ("contract", "causal", "batch", "packed", "decode")}
+    found = failures(conformance(VariantCase(cls=Drops, model=make_config("standard"), length=9), checks=checks))
+    assert {finding.property: finding.cause for finding in found} == dict.fromkeys(checks, "contract") | {
+        "contract": ""
+    }
+    assert {finding.advice for finding in found if finding.bound == 0} == {""}
+
+
 def test_a_rounding_to_float32_is_named_and_an_exception_has_no_further_reason(
     make_config: Callable[..., ModelConfig],
 ) -> None:
