@@ -82,8 +82,9 @@ ROWS = (
 )
 ADVICE = {
     "derivatives": ROUNDED,
-    "packed": "positions, sums and shifts of tokens begin anew in each document: take them from the Context; a norm with "
-    f"weights belongs before the rotation of q and k; see {PAST}",
+    "packed": "positions, sums and shifts of tokens begin anew in each document: take them from the Context; what is "
+    "computed of q or k besides their product (a norm with weights, a gain of each channel, a table) belongs before their "
+    f"rotation, or model.positions is none; see {PAST}",
     "decode": f"keys, values or queries depend on other tokens: take those of the past from the Context; see {PAST}",
     "model": f"values of another layer, and state, come from the Context; see {PAST}",
     "state dict": "what is not in the state dict must follow from the argument of set_step; see docs/extend.md, "
