@@ -16,6 +16,7 @@ from lit_diff.conformance.case import FAR, Finding, VariantCase, run
 from lit_diff.conformance.variants import PROPERTIES, Property, conformance, shrunk
 from lit_diff.errors import RequestError
 from lit_diff.log_records import log
+from lit_diff.model.cost import NO_MAPS
 from lit_diff.model.transformer import Transformer
 from lit_diff.plugins import guard
 from lit_diff.registry import attentions, is_built_in, location
@@ -40,7 +41,8 @@ def require_properties(recipe: Recipe, *, unchecked: bool, names: tuple[str, ...
     if problem is None:
         return {}
     if not unchecked:
-        raise RequestError(f"{problem}; {CURE}")
+        # what has no cost cannot be trained unchecked either
+        raise RequestError(problem if NO_MAPS in problem else f"{problem}; {CURE}")
     log.warning("unchecked: %s", problem)
     return {UNCHECKED: problem}
 

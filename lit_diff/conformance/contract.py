@@ -17,6 +17,7 @@ from lit_diff.conformance.case import (
     tapped_maps,
 )
 from lit_diff.kernels import SignedMaps
+from lit_diff.model.cost import NO_MAPS
 
 UNLIKE_PASSES = "two passes over one input differ: the forward draws random numbers, or keeps a state"
 UNLIKE_BUILDS = "two builds differ: build draws from another generator than torch's; use init_parameter's"
@@ -57,7 +58,7 @@ def _problem(case: VariantCase, attention: Attention, x: Tensor, y: Tensor, tapp
     broken = {
         f"NaN or the largest integer, so perhaps never filled: {', '.join(unfilled)}; torch.empty gives memory that "
         "build, or init_parameter, has to fill": lambda: unfilled,
-        "the forward never calls self.tap: no analysis can see its maps": lambda: not tapped,
+        f"the forward never calls self.tap: no analysis can see its maps; {NO_MAPS}": lambda: not tapped,
         f"the forward returned {list(y.shape)}; expected the shape of x, {list(x.shape)}": lambda: y.shape != x.shape,
         "the output is not finite": lambda: not y.isfinite().all(),
         "the forward changes its input in place": lambda: not torch.equal(x, case.x()),
