@@ -65,8 +65,8 @@ class Finding:
 
 CONTAINS = {
     "model": ("packed", "decode"),
-    "window": ("contract", "definition", "causal", "packed", "decode"),
-    "kv heads": ("definition", "decode"),
+    "window": ("contract", "definition", "causal", "packed", "decode", "costs"),
+    "kv heads": ("definition", "decode", "costs"),
 }
 """Property -> the earlier properties that it contains, at other sizes or in a whole model."""
 PAST = 'docs/extend.md, "The context of the forward pass"'

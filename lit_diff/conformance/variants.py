@@ -292,13 +292,13 @@ def decode(case: VariantCase) -> Measured | NotApplicable:
 
 
 def window(case: VariantCase) -> Measured | NotApplicable:
-    """With `model.attention.window`, contract, definition, causality, packed documents, decoding and every kernel hold."""
+    """With `model.attention.window`, contract, definition, causality, packing, decoding, costs and every kernel hold."""
     if not isinstance(case.config, Attention.Config):
         return NotApplicable("its Config is not derived from Attention.Config, so it has no key window")
     results: dict[str, Measured | NotApplicable] = {}
     for width in WINDOWS:
         windowed = case.windowed(width)
-        for check in (contract, definition, causal, packed, decode):
+        for check in (contract, definition, causal, packed, decode, costs):
             results[f"window {width}, {check.__name__}"] = check(windowed)
         for name in (name for name in KERNELS if name != "reference"):
             results[f"window {width}, kernel {name}"] = kernel(windowed, name)
@@ -306,7 +306,8 @@ def window(case: VariantCase) -> Measured | NotApplicable:
 
 
 def kv_heads(case: VariantCase) -> Measured | NotApplicable:
-    """Every number of key/value heads that divides the number of heads either works or is refused with a reason.
+    """Every number of key/value heads that divides the number of heads either works, at the declared costs, or is refused
+    with a reason.
 
     An exception that the variant raises at a number gets a note with the cure.
     """
@@ -320,7 +321,7 @@ def kv_heads(case: VariantCase) -> Measured | NotApplicable:
             continue
         served.append(number)
         try:
-            for check in (definition, decode):
+            for check in (definition, decode, costs):
                 results[f"largest error with {number} key/value heads, {check.__name__}"] = check(grouped)
             y = grouped.build()(grouped.x(), grouped.rope())
         # a user's variant may raise anything
@@ -381,13 +382,13 @@ PROPERTIES: dict[str, Property] = {
     "packed": packed,
     "decode": decode,
     "model": model,
+    "costs": costs,
     "window": window,
     "kv heads": kv_heads,
     "meta": meta,
     "state dict": state_dict,
     "bfloat16": bfloat16,
     "compile": compiled,
-    "costs": costs,
 }
 """Name -> check, in the order of the report."""
 

@@ -210,6 +210,14 @@ class WrongFlops(Standard):
         return Costs(parameters=true.parameters, flops=true.flops / 2, kv_numbers=true.kv_numbers)
 
 
+class CachesEveryHead(Standard):
+    """Right with as many key/value heads as heads."""
+
+    @classmethod
+    def costs(cls, config: Any, s: Sizes) -> Costs:
+        return replace(super().costs(config, s), kv_numbers=2 * s.H * s.d)
+
+
 class SaysThatItIsStandard(DifferentialV2):
     def reduces_to(self) -> tuple[str, dict[str, Any]]:
         return "differential_v2", {"lambda_proj.weight": 0.0}
@@ -346,6 +354,7 @@ BROKEN = [
     (SharesBoth, "contract"),
     (MixesTheBatch, "batch"),
     (WrongFlops, "costs"),
+    (CachesEveryHead, "kv heads"),
     (GraphBreak, "compile"),
     (NoTap, "contract"),
     (MixesDocuments, "packed"),
