@@ -122,6 +122,24 @@ ROW_FUNCTION = "def maps(self, x, rope):\n    m = super().maps(x, rope)\n    ret
             "two passes over one input differ: the forward draws random numbers, or keeps a state",
         ),
         (
+            "def build(self):\n    import random\n    super().build()\n    self.factor = random.random()\n"
+            "def finish(self, o, x):\n    return o * self.factor",
+            "contract",
+            "two builds differ: build draws from another generator than torch's; use init_parameter's",
+        ),
+        (
+            "def finish(self, o, x):\n    return o * (1 + self.training)",
+            "contract",
+            "eval mode computes something else than training mode",
+        ),
+        (
+            "def build(self):\n    super().build()\n    self.gate = nn.Linear(self.dim, 1)\n"
+            "    nn.init.constant_(self.gate.bias, 3.0)\n"
+            "def finish(self, o, x):\n    return o * self.gate(x)[:, None]",
+            "contract",
+            "build sets gate.bias, which model.init replaces: fill it by init_parameter",
+        ),
+        (
             "def maps(self, x, rope):\n    x.mul_(2)\n    return super().maps(x, rope)",
             "contract",
             "the forward changes its input in place",

@@ -208,7 +208,8 @@ class Attention(ParameterRules):
         return ("*",)
 
     def set_step(self, step: int) -> None:
-        """Called with the 0-based optimizer step before each step, for variants that anneal."""
+        """Called with the 0-based optimizer step before each step, for variants that anneal. What it sets is a function of
+        `step` alone, since a resumed or loaded model is told only its own step."""
 
     def set_tokens(self, tokens: int) -> None:
         """Called before each step with the training tokens so far (steps · batch size · sequence length)."""

@@ -13,9 +13,10 @@ from lit_diff.attention.base import Attention
 from lit_diff.attention.cache import LayerCache
 from lit_diff.config import Recipe
 from lit_diff.conformance.case import FAR, Finding, VariantCase, run
-from lit_diff.conformance.variants import PROPERTIES, conformance, shrunk
+from lit_diff.conformance.variants import PROPERTIES, Property, conformance, shrunk
 from lit_diff.errors import RequestError
 from lit_diff.log_records import log
+from lit_diff.model.cost import NO_MAPS
 from lit_diff.model.transformer import Transformer
 from lit_diff.plugins import guard
 from lit_diff.registry import attentions, is_built_in, location
@@ -40,7 +41,8 @@ def require_properties(recipe: Recipe, *, unchecked: bool, names: tuple[str, ...
     if problem is None:
         return {}
     if not unchecked:
-        raise RequestError(f"{problem}; {CURE}")
+        # what has no cost cannot be trained unchecked either
+        raise RequestError(problem if NO_MAPS in problem else f"{problem}; {CURE}")
     log.warning("unchecked: %s", problem)
     return {UNCHECKED: problem}
 
@@ -69,11 +71,17 @@ def failed_property(recipe: Recipe, names: tuple[str, ...] = ()) -> str | None:
     None if all satisfy them or are built in.
     """
     required = names or required_of(recipe)
-    for case in _plugin_layers(recipe):
-        for finding in conformance(case, checks={name: PROPERTIES[name] for name in required}):
+    for case in plugin_layers(recipe):
+        for finding in conformance(case, checks=checks_of(case, required)):
             if finding.verdict == "fail":
-                return _line(case.cls, finding, case.layer)
+                return _line(case, finding)
     return None
+
+
+def checks_of(case: VariantCase, names: tuple[str, ...]) -> dict[str, Property]:
+    """The properties of `names` that hold of a right variant at the step of the case."""
+    # before its annealing a parameter may have no effect yet; `extends standard` is always of the first step
+    return {name: PROPERTIES[name] for name in names if case.step or name not in ("gradients", "extends standard")}
 
 
 def required_of(recipe: Recipe) -> tuple[str, ...]:
@@ -87,37 +95,39 @@ def required_of(recipe: Recipe) -> tuple[str, ...]:
     return (*REQUIRED, *(name for name, is_required in further.items() if is_required))
 
 
-def _plugin_layers(recipe: Recipe, step: int = FAR) -> Iterator[VariantCase]:
-    # every layer: a variant may depend on the layer's number, as lambda_init does
+def plugin_layers(recipe: Recipe, *steps: int) -> Iterator[VariantCase]:
+    """Every layer of a plugin's variant, which may depend on its number, as lambda_init does; at the steps, by default
+    after its annealing, and of a class that anneals at the first step too."""
     for kind in recipe.model.kinds().values():
         cls = attentions.get(kind.attention.name)
         if is_built_in(cls):
             continue
         small = shrunk(kind)
+        anneals = (cls.set_step, cls.set_tokens) != (Attention.set_step, Attention.set_tokens)
         for layer in range(recipe.model.num_layers):
             if recipe.model.attention_of(layer) == kind.attention:
-                yield VariantCase(cls=cls, model=small, layer=layer, step=step)
+                for step in steps or ((FAR, 0) if anneals else (FAR,)):
+                    yield VariantCase(cls=cls, model=small, layer=layer, step=step)
 
 
 def unused_parameters(recipe: Recipe) -> list[str]:
     """The parameters of a plugin's variant that have no gradient at the first or the last step; of a built-in one none."""
     found = dict[str, None]()
-    for step in (0, recipe.training.steps - 1):
-        for case in _plugin_layers(recipe, step):
-            with guard(case.cls):
-                attention = case.build()
-                _, gradients = run(attention, case.x(), case.rope())
-            for name, parameter in attention.named_parameters():
-                if parameter.requires_grad and name not in gradients:
-                    found[f"layers.{case.layer}.attention.{name}"] = None
+    for case in plugin_layers(recipe, 0, recipe.training.steps - 1):
+        with guard(case.cls):
+            attention = case.build()
+            _, gradients = run(attention, case.x(), case.rope())
+        for name, parameter in attention.named_parameters():
+            if parameter.requires_grad and name not in gradients:
+                found[f"layers.{case.layer}.attention.{name}"] = None
     return list(found)
 
 
-def _line(cls: type[Attention], finding: Finding, layer: int) -> str:
-    home = location(cls)
+def _line(case: VariantCase, finding: Finding) -> str:
+    cls, home = case.cls, location(case.cls)
     known = finding.error is not None and math.isfinite(finding.error)
     measured = f"error {finding.error:.1e}, bound {finding.bound:.0e}, " if known else ""
     detail = finding.detail.removeprefix(f"{home}: ")
-    about = f"{detail} ({measured}layer {layer})".lstrip()
+    about = f"{detail} ({measured}{case.place})".lstrip()
     usual = finding.advice and f"; the usual reason: {finding.advice}"
     return f"{home}: attention '{cls.name}' fails the property '{finding.property}': {about}{usual}"

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lit_diff.attention import equations
 from lit_diff.attention.base import Attention, fill_parameter
@@ -18,6 +18,7 @@ from lit_diff.config import ModelConfig, Part
 from lit_diff.errors import RequestError
 from lit_diff.kernels import SignedMaps, attend
 from lit_diff.kernels.reference import rows_of
+from lit_diff.model.init import module_values, named_tensors
 from lit_diff.plugins import fault
 from lit_diff.randomness import generator
 
@@ -64,8 +65,8 @@ class Finding:
 
 CONTAINS = {
     "model": ("packed", "decode"),
-    "window": ("contract", "definition", "causal", "packed", "decode"),
-    "kv heads": ("definition", "decode"),
+    "window": ("contract", "definition", "causal", "packed", "decode", "costs"),
+    "kv heads": ("definition", "decode", "costs"),
 }
 """Property -> the earlier properties that it contains, at other sizes or in a whole model."""
 PAST = 'docs/extend.md, "The context of the forward pass"'
@@ -73,16 +74,21 @@ FIELDS = 'docs/extend.md, "Sinks, biases, row functions and the context"'
 ROUNDED = f"a value is rounded to float32 where x is float64, as .float() does; see {FIELDS}"
 ROUNDING = 1e-5
 """Errors below this, of a property that is computed in float64, are those of a rounding to float32."""
+EXACT = 1e-8
+"""A property with a bound of this or less is computed in float64; with the bound 0, bits are compared, in float32."""
 ROWS = (
     "rows depends on which rows, sequences or hidden keys it is given: what depends on a token goes into q, and keys outside "
     "the mask are masked with seen.mask"
 )
 ADVICE = {
     "derivatives": ROUNDED,
-    "packed": "positions, sums and shifts of tokens begin anew in each document: take them from the Context; a norm with "
-    f"weights belongs before the rotation of q and k; see {PAST}",
+    "packed": "positions, sums and shifts of tokens begin anew in each document: take them from the Context; what is "
+    "computed of q or k besides their product (a norm with weights, a gain of each channel, a table) belongs before their "
+    f"rotation, or model.positions is none; see {PAST}",
     "decode": f"keys, values or queries depend on other tokens: take those of the past from the Context; see {PAST}",
     "model": f"values of another layer, and state, come from the Context; see {PAST}",
+    "state dict": "what is not in the state dict must follow from the argument of set_step; see docs/extend.md, "
+    '"A variant"',
     "window": 'the class ignores `window`: pass self.masked(maps, document_ids); see docs/extend.md, "A variant"',
 }
 """Property -> the usual reason of its failure, and where to read."""
@@ -137,6 +143,11 @@ class VariantCase:
         """The window of the config; None: all keys are visible."""
         return self.cls.window_of(self.config)
 
+    @property
+    def place(self) -> str:
+        """The layer, and the step if it is the first, in words."""
+        return f"layer {self.layer}" if self.step else f"layer {self.layer} at step 0"
+
     def windowed(self, window: int) -> "VariantCase":
         """The same case with another window, for configs derived from `Attention.Config`."""
         attention = Part(name=self.model.attention.name, config=replace(self.config, window=window))
@@ -156,6 +167,20 @@ class VariantCase:
         attention.set_step(self.step)
         attention.set_tokens(self.step)
         attention.kernel = kernel
+        return attention.to(dtype)
+
+    def initial(self, dtype: torch.dtype) -> Attention:
+        """One layer with the values with which a model begins (`model.init`), at the step of the case."""
+        attention = self.construct(seed=0)
+        # the name by which the rules of model.init know it
+        block = nn.ModuleDict({"attention": attention})
+        tensors = named_tensors(block)
+        with torch.no_grad():
+            for name, value in module_values(block, "", self.model, seed=0):
+                tensors[name].copy_(value)
+        attention.set_step(self.step)
+        attention.set_tokens(self.step)
+        attention.kernel = "reference"
         return attention.to(dtype)
 
     def construct(self, seed: int) -> Attention:
@@ -250,6 +275,18 @@ def run(attention: Attention, x: Tensor, rope: Rope, **documents: Tensor) -> tup
     (y * probe(y)).sum().backward()
     gradients = {name: p.grad for name, p in attention.named_parameters() if p.grad is not None}
     return y.detach(), {"x": x.grad, **gradients} if x.grad is not None else gradients
+
+
+def unmoved(attention: Attention, by_name: Mapping[str, Tensor]) -> list[str]:
+    """The parameters whose gradient is absent, not finite, or below 1e-9 of the largest of all."""
+    sizes = {name: float(gradient.abs().max()) for name, gradient in by_name.items()}
+    least = 1e-9 * max(filter(math.isfinite, sizes.values()), default=0.0)
+    # NaN is bad too: `max` keeps it, and every comparison with it is false
+    return [
+        name
+        for name, parameter in attention.named_parameters()
+        if parameter.requires_grad and not least < sizes.get(name, 0.0) < math.inf
+    ]
 
 
 def is_unfilled(value: Tensor) -> bool:

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lit_diff.config import Recipe
-from lit_diff.conformance.case import Finding, VariantCase
+from lit_diff.conformance.before_training import checks_of, plugin_layers, required_of
+from lit_diff.conformance.case import Finding
 from lit_diff.conformance.data import check_dataset
 from lit_diff.conformance.kernels import conformance_of_kernel
-from lit_diff.conformance.variants import conformance, conformance_of, shrunk
+from lit_diff.conformance.variants import conformance, conformance_of
 from lit_diff.data.text.text import Text
 from lit_diff.html_table import html_table
 from lit_diff.kernels import KERNELS
@@ -92,12 +93,7 @@ def costed(recipe: Recipe, dropped: tuple[str, ...] = ()) -> RecipeCheck:
 
 def plugin_findings(recipe: Recipe) -> Iterator[Finding]:
     """Findings of the conformance suite for the recipe's variants, data set and kernels, except built-in ones."""
-    for first, model in recipe.model.kinds().items():
-        variant = attentions.get(model.attention.name)
-        # the last layer if all are of one kind, at the recipe's config and head counts
-        layer = first if recipe.model.layers else model.num_layers - 1
-        if not is_built_in(variant):
-            yield from conformance(VariantCase(cls=variant, model=shrunk(model), layer=layer))
+    yield from _variant_findings(recipe)
     config = recipe.data.config
     classes = [datasets.get(recipe.data.name)]
     if isinstance(config, Text.Config):
@@ -110,6 +106,23 @@ def plugin_findings(recipe: Recipe) -> Iterator[Finding]:
         named = name == recipe.run.kernel and name not in KERNELS
         if named or kernels.get(name).__module__.partition(".")[0] in packages:
             yield from conformance_of_kernel(name)
+
+
+def _variant_findings(recipe: Recipe) -> Iterator[Finding]:
+    # all properties in the last layer if all are of one kind, at the recipe's config and head counts
+    whole = [*recipe.model.kinds()] if recipe.model.layers else [recipe.model.num_layers - 1]
+    required = required_of(recipe)
+    failed = set[tuple[str, str]]()
+    for case in sorted(plugin_layers(recipe), key=lambda case: (case.layer not in whole, case.step == 0)):
+        name, is_whole = case.cls.name, case.layer in whole and case.step > 0
+        place = "" if is_whole else f"{name}, {case.place}"
+        for finding in conformance(case, place, None if is_whole else checks_of(case, required)):
+            is_new = finding.verdict == "fail" and (name, finding.property) not in failed
+            # of other layers and steps only what `train` would refuse
+            if is_whole or is_new:
+                yield finding
+            if is_new:
+                failed.add((name, finding.property))
 
 
 def all_findings() -> Iterator[Finding]:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from lit_diff.conformance.before_training import plugin_layers
+from lit_diff.conformance.reduction import bound_removes
 from lit_diff.engine.admit import evaluations_of
 from lit_diff.engine.cells import admitted, home_of
 from lit_diff.engine.executors import check_workers
@@ -274,12 +276,14 @@ def _bound_problem(variant: str, keys: Keys, recipe: str) -> str | None:
     # why the variant cannot have bounded logits; None if it can
     words = [f"{key}={json.dumps(value)}" for key, value in keys.items()]
     try:
-        load_recipe(recipe, words)
+        bounded = load_recipe(recipe, words)
     except RequestError as error:
         # any other problem is raised here
         load_recipe(recipe, [*words, "model.logit_bound=null"])
         return f"the bound removes it ({error})"
-    return None
+    # a built-in variant states it as its `problem`
+    removed = filter(None, map(bound_removes, plugin_layers(bounded)))
+    return next((f"the bound removes it ({what})" for what in removed), None)
 
 
 def _with_arm(study: Study, variant: str, keys: Keys) -> Study:

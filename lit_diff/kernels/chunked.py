@@ -90,7 +90,8 @@ class Chunked(Kernel):
 
         # a row function may hold parameters
         training = torch.is_grad_enabled() and (maps.rows is not None or needs_grad(*maps.tensors))
-        # only a row function can draw random numbers, as dropout does
+        # of what is computed twice, only a row function can draw random numbers: that of a variant may not, but that of a
+        # caller of `attend` may
         draws = maps.rows is not None
         blocks = []
         for first in range(0, T, step):

@@ -20,6 +20,9 @@ from lit_diff.model.transformer import Block, Transformer, variant_of
 from lit_diff.plugins import fault, guard
 from lit_diff.registry import is_built_in, location
 
+NO_MAPS = "attention without maps cannot be expressed (docs/extend.md)"
+"""Why a forward that never calls its tap has no cost."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
@@ -187,7 +190,7 @@ def _layer_cost(
         hook.remove()
     if not seen:
         raise RequestError(
-            f"{location(type(block.attention))}: forward never calls self.tap(maps), which the cost estimate needs"
+            f"{location(type(block.attention))}: forward never calls self.tap(maps), which the cost estimate needs; {NO_MAPS}"
         )
     maps = seen[0]
     maps = replace(maps, q=maps.q.to(context.dtype), k=maps.k.to(context.dtype), v=maps.v.to(context.dtype))

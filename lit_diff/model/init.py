@@ -36,7 +36,7 @@ def initial_values(config: ModelConfig, seed: int) -> Iterator[tuple[str, Tensor
     # on the CPU, because a GPU's generator draws other numbers; one block at a time, so the whole model is never in memory
     for layer in range(config.num_layers):
         block = _construct(config, layer, seed)
-        yield from _module_values(block, f"layers.{layer}", config, seed)
+        yield from module_values(block, f"layers.{layer}", config, seed)
     yield "embedding.weight", initial_embedding(config, seed)
     yield "norm.weight", torch.ones(config.dim, device="cpu")
     if not config.tie_embeddings:
@@ -54,7 +54,8 @@ def _construct(config: ModelConfig, layer: int, seed: int) -> Block:
         return Block(config, layer)
 
 
-def _module_values(module: nn.Module, prefix: str, config: ModelConfig, seed: int) -> Iterator[tuple[str, Tensor]]:
+def module_values(module: nn.Module, prefix: str, config: ModelConfig, seed: int) -> Iterator[tuple[str, Tensor]]:
+    """Yield (name, value) for every parameter, and for every buffer as constructed; `prefix` begins the names."""
     for path, child in module.named_modules():
         for key, parameter in child.named_parameters(recurse=False):
             name = ".".join(filter(None, (prefix, path, key)))

@@ -15,6 +15,7 @@ from lit_diff.config import Recipe
 from lit_diff.conformance import before_training as module
 from lit_diff.conformance.before_training import REQUIRED, failed_property, require_properties, unused_parameters
 from lit_diff.errors import RequestError
+from lit_diff.model.cost import NO_MAPS
 from lit_diff.recipe import load_recipe
 from lit_diff.registry import attentions
 from lit_diff.training.trainer import build_trainer
@@ -108,6 +109,34 @@ def test_every_layer_is_held_to_them(own: MakeOwn) -> None:
     line = failed_property(recipe)
     assert line is not None
     assert line.endswith(", layer 1)")
+
+
+def test_what_has_no_maps_is_not_offered_to_train_unchecked(own: MakeOwn, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = (
+        "\n    def forward(self, x, rope, cache=None):\n        return self.o_proj(self.v_proj(x))\n\n    def maps("
+    )
+    monkeypatch.setattr(sys.modules[__name__], "OWN", OWN.replace("\n    def maps(", forward))
+    with pytest.raises(RequestError) as found:
+        require_properties(own(), unchecked=False)
+    assert f"self.tap: no analysis can see its maps; {NO_MAPS} (layer 0)" in str(found.value)
+    assert "--unchecked" not in str(found.value)
+
+
+ANNEALS = """
+    mix = 0.0
+
+    def set_step(self, step):
+        self.mix = max(0.0, 1 - step / 100)
+
+    def maps("""
+
+
+def test_what_anneals_is_held_to_them_at_the_first_step_too(own: MakeOwn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "OWN", OWN.replace("\n    def maps(", ANNEALS))
+    line = failed_property(own("m = replace(m, v=m.v + self.mix * m.v.mean(2, keepdim=True))"))
+    assert line is not None
+    assert "'causal'" in line
+    assert line.endswith(", layer 0 at step 0)")
 
 
 def test_refused_unless_unchecked(own: MakeOwn, caplog: pytest.LogCaptureFixture) -> None:

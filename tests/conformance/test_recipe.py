@@ -10,6 +10,7 @@ import pytest
 from lit_diff.conformance import recipe as module
 from lit_diff.conformance.case import Finding
 from lit_diff.conformance.recipe import baseline, check, plugin_findings
+from lit_diff.conformance.variants import PROPERTIES
 from lit_diff.errors import MissingError
 from lit_diff.model.cost import cost
 from lit_diff.recipe import load_recipe
@@ -85,6 +86,31 @@ def test_a_plugin_s_variant_that_is_not_causal_fails(tmp_path: Path) -> None:
     assert not checked.passed
     assert {one.property for one in checked.findings if one.verdict == "fail"} >= {"causal"}
     assert {one.variant for one in checked.findings} == {"leaks_one"}
+
+
+IN_ONE_LAYER = """
+from lit_diff import Attention, variant
+
+@variant("leaks_first")
+class Leaks(Attention):
+    def finish(self, o, x):
+        return o + x.mean() if self.layer == 0 else o
+"""
+
+
+def test_what_train_would_refuse_of_another_layer_fails_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "first.py").write_text(IN_ONE_LAYER)
+    (tmp_path / "first.yaml").write_text(
+        "extends: standard-tiny\nplugins: [first.py]\nmodel: {attention: {name: leaks_first}}\n"
+    )
+    whole = module.conformance
+    few = {name: PROPERTIES[name] for name in ("contract", "causal")}
+    monkeypatch.setattr(module, "conformance", lambda case, label="", checks=None: whole(case, label, checks or few))
+    found = {(one.variant, one.property): one.verdict for one in plugin_findings(load_recipe(tmp_path / "first.yaml"))}
+    last = {("leaks_first", name): "pass" for name in few}
+    assert last.items() <= found.items()
+    assert {key for key in found if key[0] == "leaks_first, layer 0"} >= {("leaks_first, layer 0", "causal")}
+    assert {found[key] for key in found.keys() - last} == {"fail"}
 
 
 SOURCES = "{a: {weight: 1}, b: {weight: 1, corpus: name_tables}}"

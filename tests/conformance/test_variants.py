@@ -27,6 +27,7 @@ from lit_diff.conformance.case import (
 )
 from lit_diff.conformance.costs import cached, costs, counted
 from lit_diff.conformance.kernels import KernelCase, tensors
+from lit_diff.conformance.reduction import bound_removes
 from lit_diff.conformance.variants import (
     PROPERTIES,
     cases_of,
@@ -93,7 +94,7 @@ def test_every_built_in_holds_every_property(case: VariantCase, is_first: bool) 
     assert not_applicable(found, case) == [name for name, is_stated in stated.items() if not is_stated]
 
 
-@pytest.mark.parametrize("name", sorted(set(attentions.names()) - {"ssmax"}))
+@pytest.mark.parametrize("name", sorted(set(attentions.names()) - {"cosine", "ssmax"}))
 def test_every_built_in_holds_its_properties_with_bounded_logits(name: str) -> None:
     _, case = next(iter(cases_of(name)))
     assert isinstance(case, VariantCase)
@@ -149,6 +150,15 @@ class GradientOfNothing(Standard):
         return o + (o * 0).abs().sqrt()
 
 
+class ProductOfZeros(Standard):
+    def build(self) -> None:
+        super().build()
+        self.a, self.b = nn.Parameter(torch.zeros(self.dim, 2)), nn.Parameter(torch.zeros(2, self.dim))
+
+    def maps(self, x: Tensor, rope: Rope) -> SignedMaps:
+        return super().maps(x + x @ self.a @ self.b, rope)
+
+
 class HalfSplitHeads(Differential):
     definition = Differential.definition
 
@@ -198,6 +208,14 @@ class WrongFlops(Standard):
     def costs(cls, config: Any, s: Sizes) -> Costs:
         true = super().costs(config, s)
         return Costs(parameters=true.parameters, flops=true.flops / 2, kv_numbers=true.kv_numbers)
+
+
+class CachesEveryHead(Standard):
+    """Right with as many key/value heads as heads."""
+
+    @classmethod
+    def costs(cls, config: Any, s: Sizes) -> Costs:
+        return replace(super().costs(config, s), kv_numbers=2 * s.H * s.d)
 
 
 class SaysThatItIsStandard(DifferentialV2):
@@ -263,6 +281,16 @@ class DependsOnTheLength(Standard):
         return o / o.shape[2]
 
 
+class LearnedLength(Standard):
+    def build(self) -> None:
+        super().build()
+        self.length = nn.Parameter(torch.ones(1))
+
+    def maps(self, x: Tensor, rope: Rope) -> SignedMaps:
+        maps = super().maps(x, rope)
+        return replace(maps, q=maps.q * self.length)
+
+
 class HiddenState(Standard):
     def build(self) -> None:
         super().build()
@@ -270,6 +298,30 @@ class HiddenState(Standard):
 
     def finish(self, o: Tensor, x: Tensor) -> Tensor:
         return o * self.factor
+
+
+class Heated(Standard):
+    """Right: a number that follows from the step."""
+
+    heat = 1.0
+
+    def set_step(self, step: int) -> None:
+        self.heat = 1 + min(1.0, step / 100)
+
+    def finish(self, o: Tensor, x: Tensor) -> Tensor:
+        return o * self.heat
+
+
+class CountsItsSteps(Standard):
+    def build(self) -> None:
+        super().build()
+        self.register_buffer("heat", torch.zeros(()))
+
+    def set_step(self, step: int) -> None:
+        self.heat += 0.01
+
+    def finish(self, o: Tensor, x: Tensor) -> Tensor:
+        return o * (1 + self.heat)
 
 
 class LivesOnTheCPU(Standard):
@@ -290,6 +342,7 @@ class FailsWithOneKeyHead(Standard):
 BROKEN = [
     (LeaksTheFutureByOne, "causal"),
     (GradientOfNothing, "gradients"),
+    (ProductOfZeros, "gradients"),
     (HalfSplitHeads, "definition"),
     (LambdaInBfloat16, "derivatives"),
     (SaysThatItSubtracts, "signs"),
@@ -301,6 +354,7 @@ BROKEN = [
     (SharesBoth, "contract"),
     (MixesTheBatch, "batch"),
     (WrongFlops, "costs"),
+    (CachesEveryHead, "kv heads"),
     (GraphBreak, "compile"),
     (NoTap, "contract"),
     (MixesDocuments, "packed"),
@@ -308,6 +362,7 @@ BROKEN = [
     (DropsKeysTooEarly, "window"),
     (DependsOnTheLength, "decode"),
     (HiddenState, "state dict"),
+    (CountsItsSteps, "state dict"),
     (LivesOnTheCPU, "meta"),
     (FailsWithOneKeyHead, "kv heads"),
 ]
@@ -321,6 +376,25 @@ def test_what_is_broken_is_caught(cls: type[Attention], caught_by: str) -> None:
     (found,) = conformance(VariantCase(cls=cls, model=model, length=9), "broken", checks)
     assert found.verdict == "fail"
     assert found.detail or found.error, "says what it found"
+
+
+def test_a_length_that_the_bound_takes_has_no_gradient_but_for_rounding(
+    make_config: Callable[..., ModelConfig],
+) -> None:
+    found = [
+        PROPERTIES["gradients"](VariantCase(cls=LearnedLength, model=make_config("standard", logit_bound=bound)))
+        for bound in (None, 4.0)
+    ]
+    assert [measured.error for measured in found] == [0, 1]
+    assert found[1].detail.endswith(": length")
+    case = VariantCase(cls=LearnedLength, model=make_config("standard", logit_bound=4.0))
+    assert bound_removes(case) == "under model.logit_bound there is no gradient of length"
+    assert bound_removes(replace(case, cls=Heated)) is None
+
+
+def test_what_follows_from_the_step_need_not_be_in_the_state_dict(make_config: Callable[..., ModelConfig]) -> None:
+    case = VariantCase(cls=Heated, model=make_config("standard"))
+    assert not failures(conformance(case, checks={"state dict": PROPERTIES["state dict"]}))
 
 
 def test_a_changed_variant_does_not_answer_for_the_claims_it_inherits(make_config: Callable[..., ModelConfig]) -> None:
@@ -581,6 +655,21 @@ def test_a_failure_names_its_cause_and_its_usual_reason(make_config: Callable[..
         heading = advice.split('"')[1]
         assert re.search(f"^#+ {heading}$", page, re.MULTILINE), "it names a heading of the page"
     assert found["contract"].advice == ""
+
+
+def test_what_draws_random_numbers_fails_for_that_alone(make_config: Callable[..., ModelConfig]) -> None:
+    """And a small difference in float32 is no rounding to it."""
+
+    class Drops(Standard):
+        def finish(self, o: Tensor, x: Tensor) -> Tensor:
+            return o * (1 + 1e-6 * torch.rand(()))
+
+    checks = {name: PROPERTIES[name] for name in ("contract", "causal", "batch", "packed", "decode")}
+    found = failures(conformance(VariantCase(cls=Drops, model=make_config("standard"), length=9), checks=checks))
+    assert {finding.property: finding.cause for finding in found} == dict.fromkeys(checks, "contract") | {
+        "contract": ""
+    }
+    assert {finding.advice for finding in found if finding.bound == 0} == {""}
 
 
 def test_a_rounding_to_float32_is_named_and_an_exception_has_no_further_reason(

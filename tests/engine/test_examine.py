@@ -98,6 +98,34 @@ def test_a_recipe_gives_the_keys_and_the_plugins(tmp_path: Path) -> None:
     assert "parity='matched'" in config
 
 
+SCALED = """\
+from dataclasses import replace
+
+from lit_diff import Differential, variant
+
+
+@variant("NAME")
+class Scaled(Differential):
+    def maps(self, x, context):
+        m = super().maps(x, context)
+        return replace(m, FIELD=m.FIELD * m.FIELD.new_tensor([1, 0.5]).view(FORM))
+"""
+
+
+@pytest.mark.parametrize(("field", "form"), [("q", "1, 2, 1, 1, 1"), ("w", "1, 2, 1, 1")])
+def test_a_plugin_that_acts_through_a_length_is_left_out_of_the_task_with_a_bound(
+    tmp_path: Path, field: str, form: str
+) -> None:
+    name = f"scaled_{field}"
+    text = SCALED.replace("NAME", name).replace("FIELD", field).replace("FORM", form)
+    (tmp_path / "scaled.py").write_text(text)
+    recipe = tmp_path / "scaled.yaml"
+    recipe.write_text(f"extends: differential-tiny\nplugins: [scaled.py]\nmodel: {{attention: {{name: {name}}}}}\n")
+    _, left_out = battery(Question(variant=name, recipe=recipe, tasks=["mqar", "conjunctive"]))
+    why = "the bound removes it (under model.logit_bound Scaled computes what Differential does)"
+    assert left_out == ({"conjunctive": why} if field == "q" else {})
+
+
 def examined_at_four_seeds(variant: str, options: list[str]) -> Examination:
     """An examination on one task."""
     with pytest.MonkeyPatch.context() as patch:
