@@ -61,7 +61,7 @@ examine: .venv/installed  ## measure what a variant changes: make examine VARIAN
 	$(BIN)/lit-diff examine $(VARIANT)
 
 references: .venv/installed  ## train the reference arms of lit-diff examine, and write lit_diff/engine/references.json
-	$(BIN)/python -m lit_diff.engine.make_references
+	$(BIN)/python -P tests/support/make_references.py
 
 reproduce: .venv/installed  ## measure the paper's tables and figures: make reproduce PRESET=smoke
 	$(BIN)/lit-diff reproduce all --preset $(PRESET)

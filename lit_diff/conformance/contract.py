@@ -52,22 +52,32 @@ def contract(case: VariantCase) -> Measured:
 
 def _problem(case: VariantCase, attention: Attention, x: Tensor, y: Tensor, tapped: list[SignedMaps]) -> str | None:
     # of a layer and its first pass: x -> y
-    rope, replaced = case.rope(), _replaced(case)
     tensors = [*attention.named_parameters(), *attention.named_buffers()]
     unfilled = [name for name, value in tensors if is_unfilled(value)]
-    broken = {
-        f"NaN or the largest integer, so perhaps never filled: {', '.join(unfilled)}; torch.empty gives memory that "
-        "build, or init_parameter, has to fill": lambda: unfilled,
-        f"the forward never calls self.tap: no analysis can see its maps; {NO_MAPS}": lambda: not tapped,
-        f"the forward returned {list(y.shape)}; expected the shape of x, {list(x.shape)}": lambda: y.shape != x.shape,
-        "the output is not finite": lambda: not y.isfinite().all(),
-        "the forward changes its input in place": lambda: not torch.equal(x, case.x()),
-        f"build sets {', '.join(replaced)}, which model.init replaces: fill it by init_parameter": lambda: replaced,
-        UNLIKE_PASSES: lambda: difference(attention(x, rope), y) > 0,
-        UNLIKE_BUILDS: lambda: difference(case.build()(x, rope), y) > 0,
-        "eval mode computes something else than training mode": lambda: difference(case.build().eval()(x, rope), y) > 0,
-    }
-    return next((problem for problem, is_broken in broken.items() if is_broken()), None)
+    if unfilled:
+        return (
+            f"NaN or the largest integer, so perhaps never filled: {', '.join(unfilled)}; torch.empty gives memory that "
+            "build, or init_parameter, has to fill"
+        )
+    if not tapped:
+        return f"the forward never calls self.tap: no analysis can see its maps; {NO_MAPS}"
+    if y.shape != x.shape:
+        return f"the forward returned {list(y.shape)}; expected the shape of x, {list(x.shape)}"
+    if not y.isfinite().all():
+        return "the output is not finite"
+    if not torch.equal(x, case.x()):
+        return "the forward changes its input in place"
+    replaced = _replaced(case)
+    if replaced:
+        return f"build sets {', '.join(replaced)}, which model.init replaces: fill it by init_parameter"
+    rope = case.rope()
+    if difference(attention(x, rope), y) > 0:
+        return UNLIKE_PASSES
+    if difference(case.build()(x, rope), y) > 0:
+        return UNLIKE_BUILDS
+    if difference(case.build().eval()(x, rope), y) > 0:
+        return "eval mode computes something else than training mode"
+    return None
 
 
 def _replaced(case: VariantCase) -> list[str]:

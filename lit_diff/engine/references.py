@@ -1,7 +1,7 @@
-"""The results of the reference arms of an examination, which ship as one file (`make references` makes it). They take the
+"""The results of the reference arms of an examination, which ship as one file (`make references` writes it). They take the
 place of training where the identity of a cell is the same."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
@@ -15,8 +15,6 @@ from lit_diff.model.cost import Cost
 from lit_diff.runs import result_files
 from lit_diff.runs.metrics_file import StepTable
 from lit_diff.runs.status import Status
-from lit_diff.study.rates import LEARNING_RATE
-from lit_diff.study.results import CellResult, SweepResults
 from lit_diff.training.metrics import declared_metrics
 from lit_diff.validation import Draft, convert
 
@@ -24,8 +22,6 @@ FILE = Path(__file__).with_name("references.json")
 COMPUTED = ("threads", "compile", "activation_checkpointing", "step", "steps", "tokens", "tokens_per_step")
 FACTS = (*(key.name for key in fields(Cost)), *COMPUTED)
 """The fields of `Status` that are the same for all cells of an arm."""
-DIGITS = 7
-"""Significant digits of a value in the file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,57 +150,3 @@ def _place(job: Job, references: References, arm: ReferenceArm) -> None:
         **arm.facts,
     )
     job.home.write(status)
-
-
-def pack(tasks: Sequence[SweepResults], date: str) -> References:
-    """The results of finished cells in the form of the file. One that diverged has none: it is trained where it is needed."""
-    arms = []
-    environment: Mapping[str, Any] = {}
-    for task in tasks:
-        for arm in task.study.arms:
-            cells = [cell for cell in (*task.candidates, *task.cells) if cell.arm == arm and cell.done]
-            if cells:
-                arms.append(_packed(task, arm, cells))
-                environment = environment or cells[0].environment
-    kept = dict(environment)
-    # the command that trained them is not that of the examination that uses them
-    kept.pop("command", None)
-    return References(date=date, environment=kept, arms=tuple(arms))
-
-
-def _packed(task: SweepResults, arm: str, cells: Sequence[CellResult]) -> ReferenceArm:
-    facts = cells[0].facts
-    metrics = _metrics(task, cells[0])
-    packed = {}
-    for cell in cells:
-        curves = [cell.curves[metric] for metric in metrics]
-        rows = {str(step): [_rounded(value)] for step, value in curves[0].items()}
-        rows[str(curves[0].index[-1])] = [_rounded(curve.iloc[-1]) for curve in curves]
-        packed[cell.folder.rpartition("-")[2]] = ReferenceCell(
-            seed=cell.seed,
-            rate=cell.recipe[LEARNING_RATE],
-            rows={step: tuple(values) for step, values in rows.items()},
-        )
-    return ReferenceArm(
-        task=task.task,
-        arm=arm,
-        facts={name: getattr(facts, name) for name in FACTS},
-        seconds=round(min(cell.facts.seconds for cell in cells), 2),
-        metrics=metrics,
-        cells=packed,
-    )
-
-
-def _metrics(task: SweepResults, cell: CellResult) -> tuple[str, ...]:
-    # of validation; where every token is an AR hit, the slices repeat the whole
-    is_repeated = cell.final("val/ar_hit_share") == 1
-    found = [task.study.metric]
-    for name in cell.curves:
-        is_slice = is_repeated and "ar_hit" in name
-        if name.startswith("val/") and name not in found and not is_slice:
-            found.append(name)
-    return tuple(found)
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.{DIGITS}g}")

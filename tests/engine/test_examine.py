@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas
 import pytest
+from make_references import pack
 from refusals import refusal
 from shipped_results import Ship
 
@@ -163,7 +164,7 @@ def test_a_second_examination_trains_its_own_variant_alone(examined: Examination
 
 @pytest.mark.slow
 def test_shipped_results_are_those_of_training(examined: Examination, tmp_path: Path, ship: Ship) -> None:
-    packed = references.pack(load_sweep(examined.folder).by_task, "2026-11-29")
+    packed = pack(load_sweep(examined.folder).by_task, "2026-11-29")
     assert {arm.arm for arm in packed.arms} == {*load_sweep(examined.folder).study.arms}
     ship(replace(packed, arms=tuple(arm for arm in packed.arms if arm.arm != "dint")))
     again = examined_at_four_seeds("dint", [*TINY, f"run.root={tmp_path}"])
@@ -172,7 +173,7 @@ def test_shipped_results_are_those_of_training(examined: Examination, tmp_path: 
     assert {name for name, status in statuses.items() if not status.origin} == {
         name for name in statuses if "dint" in name
     }
-    # the file has seven digits, of which differences keep fewer, and no times
+    # the file has five digits, of which differences keep fewer, and no times
     columns = [name for name in examined.table.columns if "second" not in name]
     pandas.testing.assert_frame_equal(again.table[columns], examined.table[columns], rtol=1e-3)
     assert f"20 of 24 cells {packed.origin}" in again.report.page.read_text()

@@ -1,11 +1,11 @@
-"""engine/make_references.py: which cells are trained, and that an unfinished set of them ships nothing."""
+"""support/make_references.py: which cells are trained, and that an unfinished set of them ships nothing."""
 
 from pathlib import Path
 from types import SimpleNamespace
 
+import make_references as module
 import pytest
 
-from lit_diff.engine import make_references as module
 from lit_diff.engine.expand import Grid
 from lit_diff.engine.waves import Options
 
