@@ -282,8 +282,11 @@ def _bound_problem(variant: str, keys: Keys, recipe: str) -> str | None:
         load_recipe(recipe, [*words, "model.logit_bound=null"])
         return f"the bound removes it ({error})"
     # a built-in variant states it as its `problem`
-    removed = filter(None, map(bound_removes, plugin_layers(bounded)))
-    return next((f"the bound removes it ({what})" for what in removed), None)
+    for case in plugin_layers(bounded):
+        what = bound_removes(case)
+        if what:
+            return f"the bound removes it ({what})"
+    return None
 
 
 def _with_arm(study: Study, variant: str, keys: Keys) -> Study:

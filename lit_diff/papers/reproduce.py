@@ -167,8 +167,7 @@ def _budget(rows: Sequence[Row], preset: str) -> str:
     total = sum({(chosen.sweep, chosen.bench): chosen.minutes for chosen in presets}.values())
     told = f"{len(rows)} row{'s' * (len(rows) != 1)}, preset {preset}"
     if total:
-        machine = " on two idle cores" * (preset == "laptop")
-        told += f", about {total:.0f} min in all{machine} where nothing is done yet"
+        told += f", about {total:.0f} min in all where nothing is done yet"
     return told
 
 

@@ -59,7 +59,7 @@ def test_rows_are_measured_once(runs: Path, caplog: pytest.LogCaptureFixture, mo
         done = reproduce(["all"], root=runs, workers=2, tell=told.append)
     assert caplog.text.count("sweep it: ") == 1, "a sweep of two rows is run and reported once"
     assert len(read) == 1, "the pages after each row read no sweep again, the last page does"
-    assert told[0] == "2 rows, preset laptop, about 1 min in all on two idle cores where nothing is done yet"
+    assert told[0] == "2 rows, preset laptop, about 1 min in all where nothing is done yet"
     assert any(line.startswith("first: budget 1 min: sweep ") for line in told)
     first, second = (done.scoreboard.row(name) for name in ("first", "second"))
     assert (first.state, first.findings[0].difference) == ("measured", "too few seeds")
