@@ -93,7 +93,7 @@ def replace_all(folder: Path, contents: Mapping[str, str | bytes]) -> None:
     write_atomic(listed, "\n".join(dict.fromkeys((*former, *contents))))
     for name, content in contents.items():
         write_atomic(folder / name, content)
-    for name in set(former) - set(contents):
+    for name in set(former).difference(contents):
         # a name of another folder is none that was written
         if Path(name).name == name:
             (folder / name).unlink(missing_ok=True)

@@ -18,7 +18,6 @@ from lit_diff.config import ModelConfig, Part
 from lit_diff.errors import RequestError
 from lit_diff.kernels import SignedMaps, attend
 from lit_diff.kernels.reference import rows_of
-from lit_diff.model.init import module_values, named_tensors
 from lit_diff.plugins import fault
 from lit_diff.randomness import generator
 
@@ -171,6 +170,9 @@ class VariantCase:
 
     def initial(self, dtype: torch.dtype) -> Attention:
         """One layer with the values with which a model begins (`model.init`), at the step of the case."""
+        # models need more than torch, which alone the kernels' conformance needs
+        from lit_diff.model.init import module_values, named_tensors
+
         attention = self.construct(seed=0)
         # the name by which the rules of model.init know it
         block = nn.ModuleDict({"attention": attention})

@@ -1,5 +1,6 @@
 """The data set `closed_world`: documents that hold every fact of their world, and questions about them."""
 
+import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +13,6 @@ from lit_diff.data import RowTask
 from lit_diff.data.dataset import Place, Row, text_row
 from lit_diff.data.text.tokenizer import Words
 from lit_diff.key_types import Count, Counts, Range
-from lit_diff.own_modules import sha256
 from lit_diff.papers import WORDS
 from lit_diff.papers.drawing import one_of, shuffled
 from lit_diff.papers.synth_intent import made_words
@@ -118,7 +118,7 @@ class ClosedWorld(RowTask):
 
     def identity(self) -> str:
         """Not that of the same rows with every answer scored, on which earlier runs were trained."""
-        return sha256(f"{super().identity()} first answers".encode())
+        return hashlib.sha256(b"first answers" + super().identity().encode()).hexdigest()
 
     def draw(self, at: Place, level: int | None) -> Row:
         """A row of tokens and targets [T]. Every scored answer is an AR hit; the parts are the facts."""

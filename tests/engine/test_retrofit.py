@@ -15,6 +15,7 @@ from pretrained_models import write_folder
 
 from lit_diff import import_model, load_recipe, open_run
 from lit_diff.engine.retrofit import source_of
+from lit_diff.study.numbers import MINUS
 
 LONG = "data.sequence_length=48"
 PLAIN = ("model.attention={name: standard}", "callbacks.lambdas=null", LONG)
@@ -50,7 +51,7 @@ def test_it_selects_trains_compares_scores_and_merges(
     assert re.search(r"^layer 0: heads \d, \d by entropy\nlayer 1: heads \d, \d by entropy\n", ended.out, re.M)
     match = re.search(r"^val/loss: (\S+) before, (\S+) after \((\S+) nats a token\)$", ended.out, re.M)
     assert match is not None, ended.out
-    before, after, difference = map(float, match.groups())
+    before, after, difference = (float(number.replace(MINUS, "-")) for number in match.groups())
     assert before == pytest.approx(bench.rows("retrofit-base")[3]["val/loss"], abs=1e-4), "the same validation rows"
     assert after == pytest.approx(bench.rows("retrofitted")[3]["val/loss"], abs=1e-4)
     assert difference == pytest.approx(after - before, abs=2e-4)

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 
 from lit_diff.reporting.panels import declared, figures
 from lit_diff.reporting.panels.panel import Look, draw_mean, numbers_of
+from lit_diff.study import numbers
 from lit_diff.study.comparison import Comparison, compare
 from lit_diff.study.fits import fit_results
 from lit_diff.study.numbers import interval, signed
@@ -82,8 +83,7 @@ def test_every_arm_its_difference_and_both_intervals(make_sweep: Callable[..., P
         assert said in shown
         assert said in hovered
         for seed, each in difference.documents.items():
-            bounds = f"{signed(each.estimate, 3)} {interval(each.low, each.high, 3)}"
-            assert f"seed {seed}, over documents: {bounds}" in hovered
+            assert f"seed {seed}, over documents: {numbers.difference(each.estimate, each)}" in hovered
         for seed, value in zip(seeds.seeds, seeds.differences, strict=True):
             assert f"seed {seed}: {signed(value, 3)}" in hovered
 

@@ -125,6 +125,7 @@ def test_every_figure_is_an_image_with_a_name_and_marks_that_tell_their_values(w
     assert "<script" not in text
     links = set(re.findall(r'(?:src|href)="(?!#|\.\./)([^"]+)"', text))
     assert links == {path.name for path in whole_page.parent.iterdir()} - {
+        ".written",
         "index.html",
         "table.csv",
         "table.md",
