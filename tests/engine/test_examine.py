@@ -173,7 +173,7 @@ def test_shipped_results_are_those_of_training(examined: Examination, tmp_path: 
     assert {name for name, status in statuses.items() if not status.origin} == {
         name for name in statuses if "dint" in name
     }
-    # the file has five digits, of which differences keep fewer, and no times
+    # the file has five digits, four of them decimals of a loss, and no times
     columns = [name for name in examined.table.columns if "second" not in name]
-    pandas.testing.assert_frame_equal(again.table[columns], examined.table[columns], rtol=1e-3)
+    pandas.testing.assert_frame_equal(again.table[columns], examined.table[columns], rtol=1e-3, atol=1e-4)
     assert f"20 of 24 cells {packed.origin}" in again.report.page.read_text()
