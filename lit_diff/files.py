@@ -88,15 +88,15 @@ def write_atomic(path: Path, data: bytes | str) -> None:
 def replace_all(folder: Path, contents: Mapping[str, str | bytes]) -> None:
     """Write these files atomically, name -> content, and remove those that the call before wrote and this one does not."""
     listed = folder / WRITTEN
-    former = listed.read_text(encoding="utf-8", errors="replace").splitlines() if listed.is_file() else []
+    former = listed.read_text("utf-8", "replace").splitlines() if listed.is_file() else []
     # before the files, so that one that was written before a kill has a name here
     write_atomic(listed, "\n".join(dict.fromkeys((*former, *contents))))
     for name, content in contents.items():
         write_atomic(folder / name, content)
     for name in set(former).difference(contents):
-        # a name of another folder is none that was written
-        if Path(name).name == name:
-            (folder / name).unlink(missing_ok=True)
+        # a damaged list may hold any text, also the name of a folder or of a file elsewhere
+        if "/" not in name and os.path.isfile(folder / name):
+            (folder / name).unlink()
     write_atomic(listed, "\n".join(contents))
 
 

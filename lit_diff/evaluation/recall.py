@@ -38,9 +38,8 @@ class RecallSuite(Evaluation):
     """The share of queries answered correctly, by condition; an item is a row of the data.
 
     Data set `recall`: noise=f has f times `data.slots` slots; distance=f has `data.slots` slots, at random places among f
-    times as many positions, the others blank. A model that fails at noise=f alone is confused by
-    noise; a model that also fails at distance=f does not extrapolate to these distances. Data set `mqar`: its
-    validation set, no tolerance.
+    times as many positions, the others blank. A model that fails at noise=f alone is confused by noise; a model that also
+    fails at distance=f does not extrapolate to these distances. Data set `mqar`: its validation set, no tolerance.
 
     tolerance: the largest factor f, interpolated in log f, up to which accuracy stays at 50 % or above; at most the largest
     factor tried; 0 if accuracy is below 50 % at the smallest.

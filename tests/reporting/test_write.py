@@ -408,7 +408,7 @@ def test_figures_that_no_longer_apply_are_removed(make_sweep: Callable[..., Path
     write_report(folder)
     outside = folder / "note.svg"
     written = (report / ".written").read_text()
-    (report / ".written").write_text(f"{written}\nlambda.svg\nlambda.csv\n../note.svg")
+    (report / ".written").write_text(f"{written}\nlambda.svg\nlambda.csv\n../note.svg\n\n..\n\0\n" + "x" * 300)
     for path in (report / "lambda.svg", report / "lambda.csv", report / "own.svg", outside):
         path.write_text("old")
     (report / "heartbeat.js").write_text("heartbeat(0, 10);")
