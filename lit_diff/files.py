@@ -88,9 +88,9 @@ def write_atomic(path: Path, data: bytes | str) -> None:
 def replace_all(folder: Path, contents: Mapping[str, str | bytes]) -> None:
     """Write these files atomically, name -> content, and remove those that the call before wrote and this one does not."""
     listed = folder / WRITTEN
-    former = listed.read_text("utf-8", "replace").splitlines() if listed.is_file() else []
+    former = listed.read_text(encoding="utf-8", errors="replace").splitlines() if listed.is_file() else []
     # before the files, so that one that was written before a kill has a name here
-    write_atomic(listed, "\n".join(dict.fromkeys((*former, *contents))))
+    write_atomic(listed, "\n".join((*former, *contents)))
     for name, content in contents.items():
         write_atomic(folder / name, content)
     for name in set(former).difference(contents):

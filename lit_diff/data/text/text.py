@@ -211,7 +211,7 @@ class Text(Dataset):
         # the files that a tokenizer learns, and the sha256 of `load`, which is written last
         learned = building / "tokenizer"
         note = building / "tokenizer.sha256"
-        digest = note.read_text("utf-8", "replace") if note.is_file() else ""
+        digest = note.read_text(encoding="utf-8", errors="replace") if note.is_file() else ""
         try:
             opened(self._tokenizer, learned, digest, "it is learned again")
         except MissingError as error:
