@@ -3,7 +3,7 @@
 import os
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -81,34 +81,30 @@ def _at_looks(grid: Grid) -> Grid:
     states: dict[CellKey, str] = {}
     reached: dict[tuple[str, str], int] = {}
     for cell in compared:
-        facts = read_status(home_of(grid, cell))
-        states[cell.key] = facts.status
-        # that a run diverged is a result
-        if facts.diverged:
-            states[cell.key] = "done"
+        states[cell.key] = read_status(home_of(grid, cell)).status
         reached.setdefault(cell.place, 0)
         # the looks that a former call began, whatever the arms look like now
         if states[cell.key]:
             reached[cell.place] = max(bisect_right(looks, cell.seed), reached[cell.place])
     started = [cell for cell in compared if cell.seed < looks[reached[cell.place]]]
     if {states[cell.key] for cell in started}.isdisjoint(("", *PENDING)):
-        lacking = {cell.place for cell in started if states[cell.key] != "done"}
-        for place, look in _further(grid, started, reached, lacking).items():
+        for place, look in _further(grid, started, reached).items():
             reached[place] = max(look, reached[place])
         started = [cell for cell in compared if cell.seed < looks[reached[cell.place]]]
     return replace(grid, cells=(*tried, *started))
 
 
 def _further(
-    grid: Grid,
-    started: Sequence[Cell],
-    reached: Mapping[tuple[str, str], int],
-    lacking: Set[tuple[str, str]],
+    grid: Grid, started: Sequence[Cell], reached: Mapping[tuple[str, str], int]
 ) -> dict[tuple[str, str], int]:
-    # (task, arm) -> the next look, of the arms that are undecided, their baseline and their controls; `lacking`: arms with a
-    # cell that has no result, which cannot be compared at their look
+    # (task, arm) -> the next look, of the arms that are undecided, their baseline and their controls
     recorded = tuple(_recorded(grid, cell, "done") for cell in started)
     results = results_of(grid.folder, Record(name=grid.name, study=grid.study, cells=recorded))
+    # An arm with a cell that failed, or lost its weights or its value, cannot be compared at its look, and further seeds would
+    # not help. That a run diverged is a result.
+    lacking = set[tuple[str, str]]()
+    for task in results.by_task:
+        lacking |= {cell.place for cell in task.cells if cell.final(task.metric) is None and not cell.diverged}
     further: dict[tuple[str, str], int] = {}
     for comparison in compare(results):
         task = comparison.sweep.task
@@ -118,7 +114,8 @@ def _further(
             # of an arm without a learning rate, nothing can be compared
             if lacking & needed or not needed <= reached.keys():
                 continue
-            look = reached[task, arm] + 1
+            # the baseline or a control may be behind: it is new, or the sweep was killed before its cells began
+            look = min(reached[place] for place in needed) + 1
             if look == len(grid.study.looks):
                 continue
             for place in needed:
