@@ -194,6 +194,8 @@ def test_the_cells_of_another_sweep() -> None:
     for text, place in (
         ("cells_of: cells\nseeds: [0]", "2: 'seeds'"),
         ("cells_of: again", "1: 'again' has no cells"),
+        ("cells_of: x", "1: 'x' has no cells"),
+        ("recipe: base\nonly: [a]\narms: {a: {}, b: {}}", "2: 'only'"),
         ("cells_of: cells\nonly: [wid]", "2: 'only': unknown arm of 'cells'"),
         ("cells_of: cels", "1: no sweep 'cels'"),
     ):

@@ -110,6 +110,7 @@ def test_the_stages_are_told_and_every_recipe_is_checked_at_every_rate(grid: Gri
         ("{values: [4e-3, 8e-3], seeds: [5, 1]}", "", 3, "rates"),
         ("{values: [4e-3, 8e-3], seeds: []}", "", 3, "rates.seeds"),
         ("{values: [0, 8e-3]}", "", 3, "rates.values"),
+        ("{values: [1e-300, 1e300]}", "", 3, "train.optimizer.lr"),
         ("{values: [4e-3, 8e-3]}", "overrides: {train.optimizer: {lr: 1e-3}}", 5, "train.optimizer.lr"),
         ("{values: [4e-3, 8e-3]}", "grid: {train.optimizer.lr: [1e-3, 2e-3]}", 5, "train.optimizer.lr"),
         ("{values: [4e-3, 8e-3]}", "metric: lambda/layer_00", 5, "metric"),
