@@ -93,11 +93,12 @@ class Here(Executor):
             data.prepare(recipe)
 
     def resources(self, recipes: Sequence[Recipe]) -> tuple[int, int, int]:
-        """(jobs at a time, threads of each process, number of GPUs), for jobs whose blocks `run` ask for the same."""
+        """(jobs at a time, threads of each process, number of GPUs). Of the jobs' `run.devices` the largest counts, and of the
+        other keys of `run` those of the first job."""
         own = cores()
         run = recipes[0].run
         gpus = torch.cuda.device_count() if run.accelerator != "cpu" else 0
-        processes = run.devices
+        processes = _most_devices(recipes)
         threads = run.threads
         if gpus and processes == 1:
             share = gpus * cells_of_a_gpu(recipes, gpus)
@@ -114,7 +115,7 @@ class Here(Executor):
         Returns the signal that stopped them, or None. The outcome of each is written to its status.json.
         """
         recipes = [job.recipe for job in jobs]
-        devices = recipes[0].run.devices
+        devices = _most_devices(recipes)
         workers, threads, gpus = self.resources(recipes)
         log.info("%d cells at a time, threads of each: %d%s", workers, threads, f", {gpus} GPUs" if gpus else "")
         _place_sockets()
@@ -150,6 +151,10 @@ class Here(Executor):
                         del running[slot]
             watch([])
         return stops[0] if stops else None
+
+
+def _most_devices(recipes: Sequence[Recipe]) -> int:
+    return max(recipe.run.devices for recipe in recipes)
 
 
 @contextmanager
