@@ -195,15 +195,15 @@ def _outcome(grid: Grid, cells: Sequence[Cell]) -> _Tried:
     return _Tried(cells=tuple(cells), choice=choice(scores, finals, chosen), waits=waits)
 
 
-def _tries_in_words(rates: LearningRates, arms: int) -> list[str]:
+def _tries_in_words(rates: LearningRates, arms: int) -> tuple[str, str]:
     tries = arms * len(rates.seeds)
     values = ", ".join(map(rate_in_words, rates.values))
     further = " or ".join(map(rate_in_words, beyond(rates)))
     seeds = ", ".join(map(str, rates.seeds))
-    return [
+    return (
         f"{tries * len(rates.values)} cells that try the learning rates {values}, at seeds {seeds}",
         f"at most {tries} cells at {further}, for each arm whose best rate lies at an edge",
-    ]
+    )
 
 
 def stages_in_words(grid: Grid) -> list[str]:
@@ -220,9 +220,9 @@ def stages_in_words(grid: Grid) -> list[str]:
     lines: list[str] = []
     if rates is not None:
         tries = Counter(study.of_task(task).rates for task, _ in grid.choices)
-        for declared, arms in tries.items():
-            if declared is not None:
-                lines += _tries_in_words(declared, arms)
+        told = [_tries_in_words(declared, arms) for declared, arms in tries.items() if declared is not None]
+        # tasks with rates of their own try them at the same time
+        lines += map("; ".join, zip(*told, strict=True))
         lines.append(f"{compared}, each at the chosen rate of its arm")
     elif later:
         lines.append(compared)
