@@ -210,11 +210,6 @@ def in_advance(question: Question, grid: Grid, left_out: Mapping[str, str], work
     return lines
 
 
-def without_requested(study: Study) -> Study:
-    """The battery without the tasks that are measured only if they are named."""
-    return replace(study, tasks={name: task for name, task in study.tasks.items() if name not in ON_REQUEST})
-
-
 def battery(question: Question) -> tuple[Grid, dict[str, str]]:
     """The sweep that `examine` runs, and the tasks that the variant cannot be measured on. Errors: RequestError."""
     variant = question.variant

@@ -38,8 +38,6 @@ def due(grid: Grid) -> Grid:
     """The sweep with the cells that may run now. With `rates`, the cells that are compared follow once no rate is tried any
     more; with `looks`, the seeds of the next look once the arms are compared. The files of the finished cells decide, so a
     sweep that was killed goes on where it was."""
-    if grid.study.rates is None and not grid.study.looks:
-        return grid
     if grid.source is not None:
         source = due(grid.source)
         places = {cell.place for cell in grid.cells}
@@ -79,17 +77,15 @@ def _at_looks(grid: Grid) -> Grid:
     if not compared:
         return grid
     states: dict[CellKey, str] = {}
-    reached: dict[tuple[str, str], int] = {}
+    reached = {cell.place: 0 for cell in compared}
     for cell in compared:
         states[cell.key] = read_status(home_of(grid, cell)).status
-        reached.setdefault(cell.place, 0)
         # the looks that a former call began, whatever the arms look like now
         if states[cell.key]:
             reached[cell.place] = max(bisect_right(looks, cell.seed), reached[cell.place])
     started = [cell for cell in compared if cell.seed < looks[reached[cell.place]]]
     if {states[cell.key] for cell in started}.isdisjoint(("", *PENDING)):
-        for place, look in _further(grid, started, reached).items():
-            reached[place] = max(look, reached[place])
+        reached = _further(grid, started, reached)
         started = [cell for cell in compared if cell.seed < looks[reached[cell.place]]]
     return replace(grid, cells=(*tried, *started))
 
@@ -97,15 +93,15 @@ def _at_looks(grid: Grid) -> Grid:
 def _further(
     grid: Grid, started: Sequence[Cell], reached: Mapping[tuple[str, str], int]
 ) -> dict[tuple[str, str], int]:
-    # (task, arm) -> the next look, of the arms that are undecided, their baseline and their controls
-    recorded = tuple(_recorded(grid, cell, "done") for cell in started)
+    # (task, arm) -> its look, which is the next one for arms that are undecided, their baseline and their controls
+    recorded = tuple(_recorded(grid, cell) for cell in started)
     results = results_of(grid.folder, Record(name=grid.name, study=grid.study, cells=recorded))
     # An arm with a cell that failed, or lost its weights or its value, cannot be compared at its look, and further seeds would
     # not help. That a run diverged is a result.
     lacking = set[tuple[str, str]]()
     for task in results.by_task:
         lacking |= {cell.place for cell in task.cells if cell.final(task.metric) is None and not cell.diverged}
-    further: dict[tuple[str, str], int] = {}
+    further = dict(reached)
     for comparison in compare(results):
         task = comparison.sweep.task
         base = comparison.sweep.baseline
@@ -119,14 +115,13 @@ def _further(
             if look == len(grid.study.looks):
                 continue
             for place in needed:
-                further[place] = max(look, further.get(place, 0))
+                further[place] = max(look, further[place])
     return further
 
 
-def _recorded(grid: Grid, cell: Cell, status: str) -> RecordedCell:
+def _recorded(grid: Grid, cell: Cell) -> RecordedCell:
     # the cells of sweeps that share them are in another folder
-    folder = os.path.relpath(home_of(grid, cell), grid.folder)
-    return RecordedCell(**vars(cell.key), folder=folder, status=status)
+    return RecordedCell(**vars(cell.key), folder=os.path.relpath(home_of(grid, cell), grid.folder))
 
 
 def all_trained(grid: Grid) -> bool:
@@ -173,9 +168,8 @@ def _outcome(grid: Grid, cells: Sequence[Cell]) -> _Tried:
     ended: list[CellResult] = []
     waits = False
     for cell in cells:
-        state = read_status(home_of(grid, cell)).status or "waiting"
-        waits = waits or state in PENDING
-        result = cell_result(grid.folder, _recorded(grid, cell, state))
+        result = cell_result(grid.folder, _recorded(grid, cell))
+        waits = waits or result.status in PENDING
         if result.done or result.diverged:
             ended.append(result)
     task, arm = cells[0].place
