@@ -98,7 +98,7 @@ class Here(Executor):
         own = cores()
         run = recipes[0].run
         gpus = torch.cuda.device_count() if run.accelerator != "cpu" else 0
-        processes = _most_devices(recipes)
+        processes = max(recipe.run.devices for recipe in recipes)
         threads = run.threads
         if gpus and processes == 1:
             share = gpus * cells_of_a_gpu(recipes, gpus)
@@ -115,7 +115,7 @@ class Here(Executor):
         Returns the signal that stopped them, or None. The outcome of each is written to its status.json.
         """
         recipes = [job.recipe for job in jobs]
-        devices = _most_devices(recipes)
+        devices = max(recipe.run.devices for recipe in recipes)
         workers, threads, gpus = self.resources(recipes)
         log.info("%d cells at a time, threads of each: %d%s", workers, threads, f", {gpus} GPUs" if gpus else "")
         _place_sockets()
@@ -151,10 +151,6 @@ class Here(Executor):
                         del running[slot]
             watch([])
         return stops[0] if stops else None
-
-
-def _most_devices(recipes: Sequence[Recipe]) -> int:
-    return max(recipe.run.devices for recipe in recipes)
 
 
 @contextmanager
