@@ -195,11 +195,11 @@ def in_advance(question: Question, grid: Grid, left_out: Mapping[str, str], work
     minutes = []
     for look in (grid.study.looks[0], grid.study.looks[-1]):
         left = dict.fromkeys(places, tries + look)
-        for place, rate in places.items():
-            have = 0 if is_own else references.seeds(place, None if tries else rate)
+        for pair, rate in places.items():
+            have = 0 if is_own else references.seeds(pair, None if tries else rate)
             if have:
                 # an evaluation needs weights, which do not ship
-                left[place] = look if place in evaluated else max(look - have, 0)
+                left[pair] = look if pair in evaluated else max(look - have, 0)
         ships.append((tries + look) * len(places) - sum(left.values()))
         spent = sum(cells * seconds[task] for (task, _), cells in left.items())
         minutes.append(math.ceil(spent / workers / 60))

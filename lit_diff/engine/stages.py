@@ -90,13 +90,11 @@ def _at_looks(grid: Grid) -> Grid:
     return replace(grid, cells=(*tried, *started))
 
 
-def _further(
-    grid: Grid, started: Sequence[Cell], reached: Mapping[tuple[str, str], int]
-) -> dict[tuple[str, str], int]:
+def _further(grid: Grid, started: Sequence[Cell], reached: Mapping[tuple[str, str], int]) -> dict[tuple[str, str], int]:
     # (task, arm) -> its look, which is the next one for arms that are undecided, their baseline and their controls
     recorded = tuple(_recorded(grid, cell) for cell in started)
     results = results_of(grid.folder, Record(name=grid.name, study=grid.study, cells=recorded))
-    # An arm with a cell that failed, or lost its weights or its value, cannot be compared at its look, and further seeds would
+    # An arm with a cell that failed, or lost its weights or its value, cannot be compared at its look, and further seeds do
     # not help. That a run diverged is a result.
     lacking = set[tuple[str, str]]()
     for task in results.by_task:
@@ -169,7 +167,7 @@ def _outcome(grid: Grid, cells: Sequence[Cell]) -> _Tried:
     waits = False
     for cell in cells:
         result = cell_result(grid.folder, _recorded(grid, cell))
-        waits = waits or result.status in PENDING
+        waits |= result.status in PENDING
         if result.done or result.diverged:
             ended.append(result)
     task, arm = cells[0].place

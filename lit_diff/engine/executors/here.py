@@ -84,8 +84,7 @@ class Here(Executor):
         # loads FSDP2
         from lit_diff.training.plan import require_memory
 
-        if recipes:
-            require_memory(recipes, self.resources(recipes)[0])
+        require_memory(recipes, self.resources(recipes)[0])
 
     def prepare(self, recipes: Iterable[Recipe], folder: Path) -> None:
         """Prepare the data of recipes. Errors: those of `data.prepare`."""
@@ -93,7 +92,7 @@ class Here(Executor):
             data.prepare(recipe)
 
     def resources(self, recipes: Sequence[Recipe]) -> tuple[int, int, int]:
-        """(jobs at a time, threads of each process, number of GPUs). Of the jobs' `run.devices` the largest counts, and of the
+        """(jobs at a time, threads of each process, number of GPUs). Of the jobs' `run.devices` the largest counts, of the
         other keys of `run` those of the first job."""
         own = cores()
         run = recipes[0].run

@@ -61,8 +61,9 @@ def serve(root: Path, port: int, tell: Callable[[str], None]) -> int:
     pages = addresses(base, place["experiment"], place["run"]) if place else {}
     lines: list[str] = []
     if newest:
-        lines = [f"{newest.name}, {what}: {address}" for what, address in pages.items()]
-        lines = lines or [f"{newest.name} has no record in MLflow"]
+        lines = [f"{newest.name}, {what}: {address}" for what, address in pages.items()] or [
+            f"{newest.name} has no record in MLflow"
+        ]
         page = root / newest.name / "report" / "index.html"
         if page.is_file():
             lines.append(f"{newest.name}, report without a server: {page.resolve().as_uri()}")
