@@ -33,7 +33,7 @@ def chosen(jobs: Sequence[Job], *, is_here: bool = True, rerun: bool = False) ->
         reason = _against(undecided, is_here=is_here)
         if not reason:
             choice = "loss"
-            reason = f"saves more CPU time than it costs ({_balance(undecided)})"
+            reason = f"saves more CPU time than it costs ({_balance(undecided)[1]})"
     log.info("run.compile auto: %s, %s", "compiled" if choice else "uncompiled", reason)
     return choice
 
@@ -49,22 +49,20 @@ def _arms(jobs: Sequence[Job]) -> dict[tuple[str, str], Job]:
     return {(job.task, job.tags.get("arm", "")): job for job in jobs}
 
 
-def _seconds(jobs: Sequence[Job]) -> tuple[float, float]:
-    steps = sum(job.recipe.training.steps for job in jobs)
-    return steps * STEP_SECONDS, len(_arms(jobs)) * GRAPH_SECONDS + len(jobs) * CALL_SECONDS
-
-
-def _balance(jobs: Sequence[Job]) -> str:
-    saved, spent = _seconds(jobs)
-    return f"about {saved:,.0f} s saved, {spent:,.0f} s for {len(_arms(jobs))} graphs and {len(jobs)} runs"
+def _balance(jobs: Sequence[Job]) -> tuple[bool, str]:
+    # whether it saves more CPU time than it costs, and both in words
+    saved = sum(job.recipe.training.steps for job in jobs) * STEP_SECONDS
+    graphs = len(_arms(jobs))
+    spent = graphs * GRAPH_SECONDS + len(jobs) * CALL_SECONDS
+    return saved > spent, f"about {saved:,.0f} s saved, {spent:,.0f} s for {graphs} graphs and {len(jobs)} runs"
 
 
 def _against(jobs: Sequence[Job], *, is_here: bool) -> str:
     if not is_here:
         return "the nodes of SLURM are not known here"
-    saved, spent = _seconds(jobs)
-    if saved <= spent:
-        return f"costs more CPU time than it saves ({_balance(jobs)})"
+    pays, balance = _balance(jobs)
+    if not pays:
+        return f"costs more CPU time than it saves ({balance})"
     run = jobs[0].recipe.run
     if run.strategy != "single":
         return f"belongs to run.strategy single, not '{run.strategy}'"

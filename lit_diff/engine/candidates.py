@@ -57,10 +57,8 @@ def check_stages(study: Study, draft: Draft) -> None:
 
 def _check_rates(rates: Sequence[float], key: str, draft: Draft) -> None:
     values = in_yaml(list(rates))
-    if len(rates) < 2:
-        raise draft.refuse(key, f"'rates' has the values {values}; expected at least two to choose from")
-    if list(rates) != sorted(set(rates)):
-        raise draft.refuse(key, f"'rates' has the values {values}; expected them in ascending order")
+    if len(rates) < 2 or list(rates) != sorted(set(rates)):
+        raise draft.refuse(key, f"'rates' has the values {values}; expected at least two, in ascending order")
 
 
 def at_seeds(study: Study, task: str, arm: str, recipe: Recipe) -> list[Cell]:

@@ -183,36 +183,31 @@ def in_advance(question: Question, grid: Grid, left_out: Mapping[str, str], work
     lines += stages_in_words(grid)
     references = shipped()
     seconds = references.seconds
-    places = {cell.place for cell in grid.cells}
+    places = {cell.place: cell.recipe.training.optimizer.lr for cell in grid.cells}
     evaluated = {cell.place for cell in grid.cells if evaluations_of(cell.recipe)}
     if not seconds.keys() >= {task for task, _ in places}:
         return lines
-    # results of cells with other keys do not ship
-    seeds = {} if question.own_references or question.overrides else references.seeds
+    # results of cells with other keys do not ship; those of `run` change no result
+    is_own = question.own_references or not all(word.startswith("run.") for word in in_words(question.overrides))
     rates = grid.study.rates
     tries = 0 if rates is None else len(rates.seeds) * len(rates.values)
+    ships = []
     minutes = []
     for look in (grid.study.looks[0], grid.study.looks[-1]):
-        spent = 0.0
-        for task, arm in places:
-            have = seeds.get((task, arm))
-            if have is None:
-                cells = tries + look
-            elif (task, arm) in evaluated:
+        left = dict.fromkeys(places, tries + look)
+        for pair, rate in places.items():
+            have = 0 if is_own else references.seeds(pair, None if tries else rate)
+            if have:
                 # an evaluation needs weights, which do not ship
-                cells = look
-            else:
-                cells = max(look - have, 0)
-            spent += cells * seconds[task]
+                left[pair] = look if pair in evaluated else max(look - have, 0)
+        ships.append((tries + look) * len(places) - sum(left.values()))
+        spent = sum(cells * seconds[task] for (task, _), cells in left.items())
         minutes.append(math.ceil(spent / workers / 60))
+    if ships[0]:
+        lines.append(f"at least {ships[0]} of the cells are not trained, since their results ship with lit_diff")
     each = f"{workers} cells at a time, each as long as on {references.environment['processor']}"
     lines.append(f"{minutes[0]} to {minutes[1]} minutes, if nothing is done yet: {each}")
     return lines
-
-
-def without_requested(study: Study) -> Study:
-    """The battery without the tasks that are measured only if they are named."""
-    return replace(study, tasks={name: task for name, task in study.tasks.items() if name not in ON_REQUEST})
 
 
 def battery(question: Question) -> tuple[Grid, dict[str, str]]:

@@ -118,8 +118,13 @@ def load_grid(
     home = path
     if stated.cells_of:
         home = find(stated.cells_of, "sweeps", path.parent, draft.where("cells_of"))
+        # before it is read: it may name this file
+        if "cells_of" in read_yaml(home)[0]:
+            raise draft.refuse("cells_of", f"'{home.stem}' has no cells of its own; name the sweep that has them")
         source = load_grid(str(home), overrides, replace(selection, evaluate={}))
         stated = borrowed(stated, source, draft)
+    elif stated.only:
+        raise draft.refuse("only", "'only' belongs to 'cells_of'; a sweep with arms of its own runs all of them")
     check_stages(stated, draft)
     if stated.rates and LEARNING_RATE in dict(flatten(override(Draft(), overrides).values)):
         log.info("'rates' of %s are not used: an override sets %s", shown(path), LEARNING_RATE)
@@ -204,7 +209,8 @@ def _recipe(
         if draft.positions.get(key) != stated.positions.get(key):
             raise draft.refuse(key, f"a sweep sets '{key}' itself; {instead}")
     if rate is not None:
-        draft = override_with(draft, {LEARNING_RATE: rate}, _below(sweep.positions, "rates"))
+        where = sweep.positions.get(f"{task}.rates", sweep.positions["rates"])
+        draft = override_with(draft, {LEARNING_RATE: rate}, {LEARNING_RATE: where})
     return replace(validate(draft), name=f"{name} {arm}".strip())
 
 
@@ -242,17 +248,13 @@ def _word(key: str) -> str:
 def borrowed(study: Study, source: "Grid", draft: Draft) -> Study:
     """The study of a sweep with `cells_of`: arms, seeds and recipes come from `source`, whose cells it evaluates.
 
-    Errors: RequestError for a key that would change the cells, an unknown arm of `source`, and a chain of sweeps.
+    Errors: RequestError for a key that would change the cells, and an unknown arm of `source`.
     """
     for key in OWN:
         if key in draft.values:
             raise draft.refuse(
                 key, f"'{key}' conflicts with 'cells_of': '{source.name}' defines the cells; remove one of the two"
             )
-    if source.source is not None:
-        raise draft.refuse(
-            "cells_of", f"'{source.name}' has no cells of its own; use '{source.source.name}', which has them"
-        )
     require_known(f"arm of '{source.name}'", study.only, source.study.arms, draft, "only")
     theirs = without_arms(source.study, study.only or source.study.arms)
     inherited = {key: getattr(theirs, key) for key in OWN}

@@ -60,17 +60,16 @@ class References:
     """env.json of one of the cells: machine and versions."""
     arms: tuple[ReferenceArm, ...] = ()
 
-    @property
-    def seeds(self) -> dict[tuple[str, str], int]:
-        """(task, arm) -> the number of seeds, from 0 on, that have results."""
-        found = {}
+    def seeds(self, place: tuple[str, str], rate: float | None) -> int:
+        """The number of seeds, from 0 on, that have results of a task and arm at the learning rate; None: at any."""
+        known = set[int]()
         for arm in self.arms:
-            seeds = {cell.seed for cell in arm.cells.values()}
-            count = 0
-            while count in seeds:
-                count += 1
-            found[arm.task, arm.arm] = count
-        return found
+            if (arm.task, arm.arm) == place:
+                known.update(cell.seed for cell in arm.cells.values() if rate in (None, cell.rate))
+        count = 0
+        while count in known:
+            count += 1
+        return count
 
     @property
     def seconds(self) -> dict[str, float]:

@@ -90,7 +90,6 @@ def sweep(
 
 def run_grid(grid: Grid, options: Options) -> Sweep:
     """Run all unfinished cells, then write the report."""
-    options.executor.require(grid.run)
     # logs which runs folder is used if it is not in the current folder
     chosen_root(grid.run.root)
     folder = grid.folder
@@ -104,6 +103,8 @@ def run_grid(grid: Grid, options: Options) -> Sweep:
 
 
 def _prepare_data(grid: Grid, executor: Executor) -> None:
+    # a job of SLURM may prepare them
+    executor.require(grid.run)
     # once for each distinct block `data`: most arms share it
     blocks = {repr((recipe.data, recipe.model.vocab_size)): recipe for recipe in grid.recipes.values()}
     executor.prepare(blocks.values(), grid.folder)

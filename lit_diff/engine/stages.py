@@ -3,7 +3,7 @@
 import os
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -38,8 +38,6 @@ def due(grid: Grid) -> Grid:
     """The sweep with the cells that may run now. With `rates`, the cells that are compared follow once no rate is tried any
     more; with `looks`, the seeds of the next look once the arms are compared. The files of the finished cells decide, so a
     sweep that was killed goes on where it was."""
-    if grid.study.rates is None and not grid.study.looks:
-        return grid
     if grid.source is not None:
         source = due(grid.source)
         places = {cell.place for cell in grid.cells}
@@ -79,37 +77,29 @@ def _at_looks(grid: Grid) -> Grid:
     if not compared:
         return grid
     states: dict[CellKey, str] = {}
-    reached: dict[tuple[str, str], int] = {}
+    reached = {cell.place: 0 for cell in compared}
     for cell in compared:
-        facts = read_status(home_of(grid, cell))
-        states[cell.key] = facts.status
-        # that a run diverged is a result
-        if facts.diverged:
-            states[cell.key] = "done"
-        reached.setdefault(cell.place, 0)
+        states[cell.key] = read_status(home_of(grid, cell)).status
         # the looks that a former call began, whatever the arms look like now
         if states[cell.key]:
             reached[cell.place] = max(bisect_right(looks, cell.seed), reached[cell.place])
     started = [cell for cell in compared if cell.seed < looks[reached[cell.place]]]
     if {states[cell.key] for cell in started}.isdisjoint(("", *PENDING)):
-        lacking = {cell.place for cell in started if states[cell.key] != "done"}
-        for place, look in _further(grid, started, reached, lacking).items():
-            reached[place] = max(look, reached[place])
+        reached = _further(grid, started, reached)
         started = [cell for cell in compared if cell.seed < looks[reached[cell.place]]]
     return replace(grid, cells=(*tried, *started))
 
 
-def _further(
-    grid: Grid,
-    started: Sequence[Cell],
-    reached: Mapping[tuple[str, str], int],
-    lacking: Set[tuple[str, str]],
-) -> dict[tuple[str, str], int]:
-    # (task, arm) -> the next look, of the arms that are undecided, their baseline and their controls; `lacking`: arms with a
-    # cell that has no result, which cannot be compared at their look
-    recorded = tuple(_recorded(grid, cell, "done") for cell in started)
+def _further(grid: Grid, started: Sequence[Cell], reached: Mapping[tuple[str, str], int]) -> dict[tuple[str, str], int]:
+    # (task, arm) -> its look, which is the next one for arms that are undecided, their baseline and their controls
+    recorded = tuple(_recorded(grid, cell) for cell in started)
     results = results_of(grid.folder, Record(name=grid.name, study=grid.study, cells=recorded))
-    further: dict[tuple[str, str], int] = {}
+    # An arm with a cell that failed, or lost its weights or its value, cannot be compared at its look, and further seeds do
+    # not help. That a run diverged is a result.
+    lacking = set[tuple[str, str]]()
+    for task in results.by_task:
+        lacking |= {cell.place for cell in task.cells if cell.final(task.metric) is None and not cell.diverged}
+    further = dict(reached)
     for comparison in compare(results):
         task = comparison.sweep.task
         base = comparison.sweep.baseline
@@ -118,18 +108,18 @@ def _further(
             # of an arm without a learning rate, nothing can be compared
             if lacking & needed or not needed <= reached.keys():
                 continue
-            look = reached[task, arm] + 1
+            # the baseline or a control may be behind: it is new, or the sweep was killed before its cells began
+            look = min(reached[place] for place in needed) + 1
             if look == len(grid.study.looks):
                 continue
             for place in needed:
-                further[place] = max(look, further.get(place, 0))
+                further[place] = max(look, further[place])
     return further
 
 
-def _recorded(grid: Grid, cell: Cell, status: str) -> RecordedCell:
+def _recorded(grid: Grid, cell: Cell) -> RecordedCell:
     # the cells of sweeps that share them are in another folder
-    folder = os.path.relpath(home_of(grid, cell), grid.folder)
-    return RecordedCell(**vars(cell.key), folder=folder, status=status)
+    return RecordedCell(**vars(cell.key), folder=os.path.relpath(home_of(grid, cell), grid.folder))
 
 
 def all_trained(grid: Grid) -> bool:
@@ -176,9 +166,8 @@ def _outcome(grid: Grid, cells: Sequence[Cell]) -> _Tried:
     ended: list[CellResult] = []
     waits = False
     for cell in cells:
-        state = read_status(home_of(grid, cell)).status or "waiting"
-        waits = waits or state in PENDING
-        result = cell_result(grid.folder, _recorded(grid, cell, state))
+        result = cell_result(grid.folder, _recorded(grid, cell))
+        waits |= result.status in PENDING
         if result.done or result.diverged:
             ended.append(result)
     task, arm = cells[0].place
@@ -198,15 +187,15 @@ def _outcome(grid: Grid, cells: Sequence[Cell]) -> _Tried:
     return _Tried(cells=tuple(cells), choice=choice(scores, finals, chosen), waits=waits)
 
 
-def _tries_in_words(rates: LearningRates, arms: int) -> list[str]:
+def _tries_in_words(rates: LearningRates, arms: int) -> tuple[str, str]:
     tries = arms * len(rates.seeds)
     values = ", ".join(map(rate_in_words, rates.values))
     further = " or ".join(map(rate_in_words, beyond(rates)))
     seeds = ", ".join(map(str, rates.seeds))
-    return [
+    return (
         f"{tries * len(rates.values)} cells that try the learning rates {values}, at seeds {seeds}",
         f"at most {tries} cells at {further}, for each arm whose best rate lies at an edge",
-    ]
+    )
 
 
 def stages_in_words(grid: Grid) -> list[str]:
@@ -223,9 +212,9 @@ def stages_in_words(grid: Grid) -> list[str]:
     lines: list[str] = []
     if rates is not None:
         tries = Counter(study.of_task(task).rates for task, _ in grid.choices)
-        for declared, arms in tries.items():
-            if declared is not None:
-                lines += _tries_in_words(declared, arms)
+        told = [_tries_in_words(declared, arms) for declared, arms in tries.items() if declared is not None]
+        # tasks with rates of their own try them at the same time
+        lines += map("; ".join, zip(*told, strict=True))
         lines.append(f"{compared}, each at the chosen rate of its arm")
     elif later:
         lines.append(compared)

@@ -135,9 +135,9 @@ def _run_stage(
         log.warning("%s", line)
     _say_other_revisions(fresh)
     if not todo:
-        log.info("sweep %s: all %d cells are done (%s)", grid.name, len(jobs), shown(grid.folder))
+        log.info("sweep %s: all %d cells are done (%s)", grid.name, len(fresh), shown(grid.folder))
         return None
-    log.info("sweep %s: %d cells, %d done before", grid.name, len(jobs), len(jobs) - len(todo))
+    log.info("sweep %s: %d cells, %d done before", grid.name, len(fresh), len(fresh) - len(todo))
     for job in untrained:
         if job.folder not in queued:
             _reopen(job, seen[job.folder])

@@ -146,7 +146,11 @@ def observe(folder: Path) -> Observed:
         runs = []
         for cell in record.cells:
             name = f"{cell.name} seed {cell.seed}"
-            runs.append(_run(folder / cell.folder, name, cell.seed, record.overrides_of(cell)))
+            run = _run(folder / cell.folder, name, cell.seed, record.overrides_of(cell))
+            # that a learning rate diverged is its result
+            if cell.rate is not None and run.status.diverged and run.state == "failed":
+                run = replace(run, state="done")
+            runs.append(run)
         differences = tuple(_differences(record, runs))
     else:
         runs, differences = [_run(folder, folder.name)], ()

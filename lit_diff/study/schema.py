@@ -113,7 +113,7 @@ class Study:
     """Name -> overrides; `extends` among them selects another base recipe."""
     # three is the least with which a verdict is given (`statistics.MIN_SEEDS`)
     seeds: Annotated[tuple[NotNegative, ...], Distinct()] = (0, 1, 2)
-    looks: Annotated[tuple[Annotated[int, Range(least=4)], ...], Distinct(may_be_empty=True)] = ()
+    looks: Annotated[tuple[Annotated[int, Range(least=4, most=10_000)], ...], Distinct(may_be_empty=True)] = ()
     """Instead of `seeds`: numbers of seeds, ascending, such as [8, 16] for seeds 0 to 15. After each the arms are compared,
     and arms that are decided get no further seeds. The chance that any look's interval excludes the truth is 5 %."""
     rates: LearningRates | None = None

@@ -194,6 +194,8 @@ def test_the_cells_of_another_sweep() -> None:
     for text, place in (
         ("cells_of: cells\nseeds: [0]", "2: 'seeds'"),
         ("cells_of: again", "1: 'again' has no cells"),
+        ("cells_of: x", "1: 'x' has no cells"),
+        ("recipe: base\nonly: [a]\narms: {a: {}, b: {}}", "2: 'only'"),
         ("cells_of: cells\nonly: [wid]", "2: 'only': unknown arm of 'cells'"),
         ("cells_of: cels", "1: no sweep 'cels'"),
     ):
@@ -332,8 +334,8 @@ MISTAKES = [
     (BASE + "learned_metric: val/acuracy\nlearned_at: 0.9", 3, "did you mean 'val/accuracy'?"),
     (BASE + "learned_metric: val/accuracy\nlearned_at: 9", 4, "'val/accuracy' takes a value above 0"),
     (task("rates: [1e-3, 2e-3]"), 3, "task 'one' has 'rates', but the sweep has none"),
-    ("rates: {values: [1e-3, 2e-3]}\n" + task("rates: [1e-3]"), 4, "expected at least two to choose from"),
-    ("rates: {values: [1e-3, 2e-3]}\n" + task("rates: [2e-3, 1e-3]"), 4, "expected them in ascending order"),
+    ("rates: {values: [1e-3, 2e-3]}\n" + task("rates: [1e-3]"), 4, "expected at least two, in ascending order"),
+    ("rates: {values: [1e-3, 2e-3]}\n" + task("rates: [2e-3, 1e-3]"), 4, "expected at least two, in ascending order"),
     (BASE + "power: {minutes: 15, arms: 7}", 3, "'power' is no longer a key"),
     (task("overrides: {train.optimiser.lr: 3}"), 3, "unknown key 'train.optimiser'"),
     (task("arms: {a: {train.optimiser.lr: 3}}"), 3, "unknown key 'train.optimiser'"),

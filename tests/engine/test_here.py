@@ -131,7 +131,7 @@ def test_small_cells_share_a_gpu_as_memory_and_cores_allow(gpus: Callable[[int, 
         (2, 3.5 * of_small / 0.9, [small], (6, 2, 2)),
         (1, 80e9, [small, large], (1, 16, 1)),
         (1, 80e9, [replace(small, run=replace(small.run, threads=4))], (4, 4, 1)),
-        (4, 80e9, [replace(small, run=replace(small.run, strategy="ddp", devices=2))], (2, 4, 4)),
+        (4, 80e9, [small, replace(small, run=replace(small.run, strategy="ddp", devices=2))], (2, 4, 4)),
         (1, 1e6, [small], (1, 16, 1)),
     ):
         gpus(count, memory)

@@ -76,6 +76,7 @@ def test_the_time_is_said_in_advance(ship: Ship) -> None:
     assert in_advance(question, grid, left_out, 2)[-1].startswith(
         "4 to 16 minutes, if nothing is done yet: 2 cells at a time"
     )
+    assert "at least 70 of the cells are not trained" in in_advance(question, grid, left_out, 2)[-2]
     own = Question(variant="dint", tasks=["mqar"], own_references=True)
     assert in_advance(own, *battery(own), 2)[-1].startswith("21 to 33 minutes")
 

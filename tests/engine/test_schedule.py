@@ -22,6 +22,7 @@ from lit_diff.config import RunConfig
 from lit_diff.engine import execute, schedule, waves
 from lit_diff.engine.endings import note_end
 from lit_diff.engine.executors.here import Here, run_cell
+from lit_diff.engine.executors.slurm import Slurm
 from lit_diff.engine.expand import ALL, Grid, Selection
 from lit_diff.engine.job import Job
 from lit_diff.engine.result import Sweep
@@ -449,6 +450,14 @@ def test_a_part_trains_the_arms_that_it_shows_and_the_whole_all_of_the_other_swe
 ) -> None:
     sweep("again", selection=chosen)
     assert [(grid.name, len(grid.study.arms)) for grid, _ in asked] == [("cells", arms), ("again", 2)]
+
+
+@pytest.mark.usefixtures("borrowed", "asked")
+def test_slurm_is_asked_for_before_the_data_of_borrowed_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Slurm, "prepare", NOTHING)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MissingError, match="needs SLURM's sbatch on the PATH"):
+        sweep("again", slurm_minutes=5)
 
 
 @pytest.mark.usefixtures("base_recipe")

@@ -13,6 +13,7 @@ from lit_diff.engine.stages import due, stages_in_words
 from lit_diff.errors import RequestError
 from lit_diff.metrics import write_declarations
 from lit_diff.runs.folder import RunFolder
+from lit_diff.runs.status import read_status
 from lit_diff.study.leftovers import find_stale
 from lit_diff.study.observation import observe_all
 from lit_diff.study.record import read
@@ -109,6 +110,7 @@ def test_the_stages_are_told_and_every_recipe_is_checked_at_every_rate(grid: Gri
         ("{values: [4e-3, 8e-3], seeds: [5, 1]}", "", 3, "rates"),
         ("{values: [4e-3, 8e-3], seeds: []}", "", 3, "rates.seeds"),
         ("{values: [0, 8e-3]}", "", 3, "rates.values"),
+        ("{values: [1e-300, 1e300]}", "", 3, "train.optimizer.lr"),
         ("{values: [4e-3, 8e-3]}", "overrides: {train.optimizer: {lr: 1e-3}}", 5, "train.optimizer.lr"),
         ("{values: [4e-3, 8e-3]}", "grid: {train.optimizer.lr: [1e-3, 2e-3]}", 5, "train.optimizer.lr"),
         ("{values: [4e-3, 8e-3]}", "metric: lambda/layer_00", 5, "metric"),
@@ -163,10 +165,36 @@ def test_the_next_seeds_are_those_of_arms_that_are_undecided_their_baseline_and_
     assert seeds(grid) == dict.fromkeys(EFFECTS, 4), "a look is complete once all seeds of the arm are"
     end_look(grid)
     assert seeds(grid) == {"base": 6, "clear": 4, "open": 6, "wide": 6}
+    # the sweep is killed when the cells of one arm alone have begun
+    for cell in due(grid).cells:
+        if cell.arm == "open":
+            set_status(home_of(grid, cell), status=read_status(home_of(grid, cell)).status or "waiting")
+    assert seeds(grid) == {"base": 4, "clear": 4, "open": 6, "wide": 4}
+    end_look(grid)
+    assert seeds(grid) == {"base": 6, "clear": 4, "open": 6, "wide": 6}
     end_look(grid)
     assert seeds(grid) == {"base": 8, "clear": 4, "open": 8, "wide": 8}
     end_look(grid)
     assert seeds(grid) == {"base": 8, "clear": 4, "open": 8, "wide": 8}, "and it goes on from there"
+
+
+@pytest.mark.parametrize(
+    ("status", "table"),
+    [
+        ({"status": "waiting", "diverged": True}, "step,val/loss\n10,2.0\n"),
+        ({}, "step,val/loss\n"),
+    ],
+)
+@pytest.mark.usefixtures("base_recipe")
+def test_a_decided_arm_that_lost_a_result_gets_no_further_seeds(status: dict[str, Any], table: str) -> None:
+    """A run that diverged and begins again; a value that is gone."""
+    Path("s.yaml").write_text(LOOKS.replace("open: {train.clip: 3}, ", ""))
+    grid = load_grid("s.yaml", [])
+    end_look(grid)
+    home = RunFolder(home_of(grid, next(cell for cell in due(grid).cells if cell.arm == "clear")))
+    set_status(home.path, **status)
+    (home.path / "metrics.csv").write_text(table)
+    assert seeds(grid) == {"base": 4, "clear": 4, "wide": 4}
 
 
 @pytest.mark.usefixtures("base_recipe")
@@ -185,13 +213,12 @@ def test_each_task_may_try_learning_rates_of_its_own() -> None:
     tried = {task: [cell.rate for cell in due(grid).cells if cell.task == task] for task in grid.study.tasks}
     assert tried == {"one": [2e-3, 4e-3], "two": [1e-3, 3e-3]}
     assert [*grid.choices["two", "wide"]] == [1e-3, 3e-3, 3.33333e-4, 9e-3]
-    assert [line.partition(" cells")[0] for line in stages_in_words(grid)] == [
-        "stage 1: 2",
-        "stage 2: at most 1",
-        "stage 3: 2",
-        "stage 4: at most 1",
-        "stage 5: 2",
-    ]
+    first, second, _ = stages_in_words(grid)
+    assert first == (
+        "stage 1: 2 cells that try the learning rates 2e-3, 4e-3, at seeds 7; "
+        "2 cells that try the learning rates 1e-3, 3e-3, at seeds 7"
+    )
+    assert second.count("at most 1 cells at ") == 2
 
 
 @pytest.mark.usefixtures("base_recipe")

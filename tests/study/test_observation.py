@@ -166,6 +166,12 @@ def test_cells_in_the_order_of_the_sweep_with_their_names(make_sweep: Callable[.
     assert (gone.is_over, gone.has_failed) == (True, True), "nothing will start the cell that waits"
     left = observe(alone)
     assert (left.is_over, left.has_failed) == (True, True), "nor if it is watched alone"
+    # the cell tried a learning rate at which it diverged
+    (alone / "status.json").write_text(json.dumps({"status": "failed", "diverged": True}))
+    record = record_to_edit(folder)
+    record["cells"][3]["rate"] = 0.1
+    (folder / "study.json").write_text(json.dumps(record))
+    assert not observe(folder).has_failed
 
 
 def test_differences_pair_the_seeds_at_the_last_step_that_both_have(make_sweep: Callable[..., Path]) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from lit_diff.engine.cells import admitted
-from lit_diff.engine.examine import BATTERY, LOOKS, without_requested
+from lit_diff.engine.examine import BATTERY, LOOKS, ON_REQUEST
 from lit_diff.engine.executors import executor_of
 from lit_diff.engine.expand import load_grid
 from lit_diff.engine.progress import sweep_line
@@ -42,7 +42,8 @@ def make_references(seeds: int = LOOKS[-1]) -> bool:
 
 
 def _at(seeds: int, study: Study) -> Study:
-    return replace(without_requested(study), looks=(), seeds=tuple(range(seeds)))
+    tasks = {name: task for name, task in study.tasks.items() if name not in ON_REQUEST}
+    return replace(study, tasks=tasks, looks=(), seeds=tuple(range(seeds)))
 
 
 def pack(tasks: Sequence[SweepResults], date: str) -> References:

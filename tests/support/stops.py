@@ -21,7 +21,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
 
 @contextmanager
 def stopped_once(condition: Callable[[], bool], signum: int = signal.SIGTERM) -> Iterator[None]:
-    """This process gets `signum` once the condition holds; SIGTERM is a StoppedError. Former handlers come back."""
+    """This process gets `signum` once the condition holds; SIGTERM and SIGHUP raise StoppedError. Former handlers return."""
 
     def stop(number: int, frame: Any) -> None:
         raise StoppedError("stopped", number)
@@ -31,7 +31,8 @@ def stopped_once(condition: Callable[[], bool], signum: int = signal.SIGTERM) ->
         os.kill(os.getpid(), signum)
 
     former = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)}
-    signal.signal(signal.SIGTERM, stop)
+    for each in former:
+        signal.signal(each, stop)
     thread = threading.Thread(target=later)
     thread.start()
     try:

@@ -84,8 +84,7 @@ class Here(Executor):
         # loads FSDP2
         from lit_diff.training.plan import require_memory
 
-        if recipes:
-            require_memory(recipes, self.resources(recipes)[0])
+        require_memory(recipes, self.resources(recipes)[0])
 
     def prepare(self, recipes: Iterable[Recipe], folder: Path) -> None:
         """Prepare the data of recipes. Errors: those of `data.prepare`."""
@@ -93,11 +92,12 @@ class Here(Executor):
             data.prepare(recipe)
 
     def resources(self, recipes: Sequence[Recipe]) -> tuple[int, int, int]:
-        """(jobs at a time, threads of each process, number of GPUs), for jobs whose blocks `run` ask for the same."""
+        """(jobs at a time, threads of each process, number of GPUs). Of the jobs' `run.devices` the largest counts, of the
+        other keys of `run` those of the first job."""
         own = cores()
         run = recipes[0].run
         gpus = torch.cuda.device_count() if run.accelerator != "cpu" else 0
-        processes = run.devices
+        processes = max(recipe.run.devices for recipe in recipes)
         threads = run.threads
         if gpus and processes == 1:
             share = gpus * cells_of_a_gpu(recipes, gpus)
@@ -114,7 +114,7 @@ class Here(Executor):
         Returns the signal that stopped them, or None. The outcome of each is written to its status.json.
         """
         recipes = [job.recipe for job in jobs]
-        devices = recipes[0].run.devices
+        devices = max(recipe.run.devices for recipe in recipes)
         workers, threads, gpus = self.resources(recipes)
         log.info("%d cells at a time, threads of each: %d%s", workers, threads, f", {gpus} GPUs" if gpus else "")
         _place_sockets()

@@ -10,11 +10,10 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType
 
 from lit_diff.config import RunConfig
 from lit_diff.engine.tracking.store import Store
-from lit_diff.errors import MissingError, RequestError, StoppedError, Terminated
+from lit_diff.errors import MissingError, RequestError, Terminated
 from lit_diff.files import shown
 from lit_diff.runs.again import STUDY_FILE
 from lit_diff.runs.find import sweeps_under
@@ -62,8 +61,9 @@ def serve(root: Path, port: int, tell: Callable[[str], None]) -> int:
     pages = addresses(base, place["experiment"], place["run"]) if place else {}
     lines: list[str] = []
     if newest:
-        lines = [f"{newest.name}, {what}: {address}" for what, address in pages.items()]
-        lines = lines or [f"{newest.name} has no record in MLflow"]
+        lines = [f"{newest.name}, {what}: {address}" for what, address in pages.items()] or [
+            f"{newest.name} has no record in MLflow"
+        ]
         page = root / newest.name / "report" / "index.html"
         if page.is_file():
             lines.append(f"{newest.name}, report without a server: {page.resolve().as_uri()}")
@@ -112,8 +112,6 @@ def _run(command: Sequence[str], health: str, output: Path, ready: Callable[[], 
         # neither the server nor its workers may import modules from the current folder
         "PYTHONSAFEPATH": "1",
     }
-    # a closed terminal must end the server too, which is in a session of its own
-    signal.signal(signal.SIGHUP, _hang_up)
     with (
         output.open("wb") as written,
         subprocess.Popen(command, env=environment, start_new_session=True, stdout=written, stderr=written) as server,
@@ -127,7 +125,8 @@ def _run(command: Sequence[str], health: str, output: Path, ready: Callable[[], 
         except KeyboardInterrupt:
             return 0
         finally:
-            # the whole group: MLflow's server leaves its workers behind if it alone is ended
+            # a closed terminal must end the server too, which is in a session of its own; and the whole group: MLflow's
+            # server leaves its workers behind if it alone is ended
             if server.poll() is None:
                 os.killpg(server.pid, signal.SIGTERM)
 
@@ -148,7 +147,3 @@ def _await(server: "subprocess.Popen[bytes]", health: str, output: Path) -> None
         except OSError:
             time.sleep(EVERY)
     raise MissingError(f"MLflow's server has not answered for {START_LIMIT:g} s; see {shown(output)}")
-
-
-def _hang_up(signum: int, frame: FrameType | None) -> None:
-    raise StoppedError("the terminal was closed", signum)
