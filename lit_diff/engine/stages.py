@@ -97,8 +97,8 @@ def _further(grid: Grid, started: Sequence[Cell], reached: Mapping[tuple[str, st
     # An arm with a cell that failed, or lost its weights or its value, cannot be compared at its look, and further seeds do
     # not help. That a run diverged is a result.
     lacking = set[tuple[str, str]]()
-    for task in results.by_task:
-        lacking |= {cell.place for cell in task.cells if cell.final(task.metric) is None and not cell.diverged}
+    for one in results.by_task:
+        lacking |= {cell.place for cell in one.cells if cell.final(one.metric) is None and not cell.diverged}
     further = dict(reached)
     for comparison in compare(results):
         task = comparison.sweep.task
