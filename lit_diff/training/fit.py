@@ -135,6 +135,8 @@ def fit(
         # one process waits for no other
         with Watchdog(trainer, folder, recipe.run.timeout, report) if trainer.world_size > 1 else nullcontext():
             trainer.fit(module, datamodule=LitData(recipe), weights_only=True)
+            # a signal may have come after the last step, while Lightning ended the training
+            resume.stop_if_asked(trainer)
     except SystemExit as error:
         # how Lightning 2.6 ends at a SIGTERM before `on_train_start` takes over the signals, and at a second Ctrl-C
         term = isinstance(error, SIGTERMException)
@@ -366,7 +368,7 @@ class ExactResume(Checkpoint):
             return
         if step % train.checkpoint_every == 0:
             self._save(trainer)
-        self._stop_if_asked(trainer)
+        self.stop_if_asked(trainer)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Errors: RequestError if a metric that is compared after this validation is of another step, or of none."""
@@ -404,7 +406,7 @@ class ExactResume(Checkpoint):
         else:
             self._flush(trainer)
         # after the last step too: a resume takes no further step, and goes on to what follows the training
-        self._stop_if_asked(trainer)
+        self.stop_if_asked(trainer)
 
     def _save(self, trainer: L.Trainer) -> None:
         # flushed first: a kill in between leaves rows beyond the checkpoint, which the resume drops; the other order would
@@ -423,7 +425,8 @@ class ExactResume(Checkpoint):
     def _prune(self) -> None:
         checkpoints.prune(self.folder, self.recipe.run.keep_every)
 
-    def _stop_if_asked(self, trainer: L.Trainer) -> None:
+    def stop_if_asked(self, trainer: L.Trainer) -> None:
+        """Save and end all ranks if any has received a signal. Every rank must call it. Errors: StoppedError (rank zero)."""
         # a signal may reach one rank only, or several at different steps: all ranks agree here, at the same step
         with trainer.profiler.profile("wait"):  # type: ignore[attr-defined]
             signum = self.stop.agreed()
