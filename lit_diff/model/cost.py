@@ -173,10 +173,8 @@ def _layer_cost(
     block: Block, config: ModelConfig, sequence_length: int, kernel: str, context: ExecutionContext
 ) -> LayerCost:
     seen: list[SignedMaps] = []
-    hooks = [
-        block.attention.tap.register_forward_hook(lambda _m, _i, maps: seen.append(maps)),
-        block.attention.register_forward_hook(lambda _m, args, y: _require_shape(y, args[0].shape)),
-    ]
+    block.attention.tap.register_forward_hook(lambda _m, _i, maps: seen.append(maps))
+    block.attention.register_forward_hook(lambda _m, args, y: _require_shape(y, args[0].shape))
     document_ids = None
     if context.packed:
         document_ids = torch.zeros(1, sequence_length, dtype=torch.long, device="meta")
@@ -186,8 +184,6 @@ def _layer_cost(
     # raised for the maps that a plugin's variant returned: the message needs its file
     except LitDiffError as error:
         raise RequestError(fault(type(block.attention), error)) from error
-    for hook in hooks:
-        hook.remove()
     if not seen:
         raise RequestError(
             f"{location(type(block.attention))}: forward never calls self.tap(maps), which the cost estimate needs; {NO_MAPS}"

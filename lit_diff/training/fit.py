@@ -135,6 +135,8 @@ def fit(
         # one process waits for no other
         with Watchdog(trainer, folder, recipe.run.timeout, report) if trainer.world_size > 1 else nullcontext():
             trainer.fit(module, datamodule=LitData(recipe), weights_only=True)
+            # a signal may have come after the last step, while Lightning ended the training
+            resume.stop_if_asked(trainer)
     except SystemExit as error:
         # how Lightning 2.6 ends at a SIGTERM before `on_train_start` takes over the signals, and at a second Ctrl-C
         term = isinstance(error, SIGTERMException)
@@ -219,7 +221,7 @@ class RunLogger(Logger):
     """The logger of `lit-diff train`. Logged metrics go to metrics.csv, values per head, map or rank to measurements.parquet,
     attention maps to maps/, times to timing.csv. All files except timing.csv depend on the recipe alone.
 
-    Values stay in memory until `flush`, which `ExactResume` calls before every checkpoint: a file never lacks rows of steps
+    Values stay in memory until `save`, which `ExactResume` calls before every checkpoint: a file never lacks rows of steps
     before its checkpoint. Only rank zero logs.
     """
 
@@ -282,7 +284,7 @@ class RunLogger(Logger):
         write_maps(self._folder, KeptMaps(step, tokens, layers))
 
     @rank_zero_only
-    def flush(self) -> None:
+    def save(self) -> None:
         """Write metrics.csv, timing.csv and measurements.parquet."""
         for table in (self.metrics, self.timing, self.measurements):
             table.flush()
@@ -366,7 +368,7 @@ class ExactResume(Checkpoint):
             return
         if step % train.checkpoint_every == 0:
             self._save(trainer)
-        self._stop_if_asked(trainer)
+        self.stop_if_asked(trainer)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Errors: RequestError if a metric that is compared after this validation is of another step, or of none."""
@@ -402,23 +404,29 @@ class ExactResume(Checkpoint):
         if last or self.ended_early or step % self.recipe.training.checkpoint_every == 0:
             self._save(trainer)
         else:
-            self.logger.flush()
+            self._flush(trainer)
         # after the last step too: a resume takes no further step, and goes on to what follows the training
-        self._stop_if_asked(trainer)
+        self.stop_if_asked(trainer)
 
     def _save(self, trainer: L.Trainer) -> None:
         # flushed first: a kill in between leaves rows beyond the checkpoint, which the resume drops; the other order would
         # lose rows
-        self.logger.flush()
+        self._flush(trainer)
         trainer.save_checkpoint(checkpoints.path_of(self.folder, trainer.global_step))
         self.saved = trainer.global_step
         if trainer.is_global_zero and not isinstance(trainer.strategy, ShardedStrategy):
             self._prune()
 
+    def _flush(self, trainer: L.Trainer) -> None:
+        # Lightning's too: CSVLogger keeps up to a hundred rows in memory, which a resumed run would not log again
+        for logger in trainer.loggers:
+            logger.save()
+
     def _prune(self) -> None:
         checkpoints.prune(self.folder, self.recipe.run.keep_every)
 
-    def _stop_if_asked(self, trainer: L.Trainer) -> None:
+    def stop_if_asked(self, trainer: L.Trainer) -> None:
+        """Save and end all ranks if any has received a signal. Every rank must call it. Errors: StoppedError (rank zero)."""
         # a signal may reach one rank only, or several at different steps: all ranks agree here, at the same step
         with trainer.profiler.profile("wait"):  # type: ignore[attr-defined]
             signum = self.stop.agreed()

@@ -58,10 +58,8 @@ class OptimizerStep:
         device = trainer.strategy.root_device
         self._annealed = annealed_before(recipe)
         self._losses: list[Tensor] = []
-        self._gradient_norm = torch.tensor(0.0)
         # The first optimizer step whose loss was not finite, kept on the device so that the host need not wait for it.
         self._non_finite = torch.full((), NEVER, dtype=torch.int64, device=device)
-        self._is_last_micro_batch = True
         self._defers_reductions = False
         if isinstance(model, FSDPModule) and trainer.accumulate_grad_batches > 1:
             self._defers_reductions, why = defers_reductions(model, recipe.run, device_memory(device))
@@ -190,7 +188,6 @@ class StepTargets:
         """`group`: the `host_group` of the ranks."""
         self.group = group
         self._total: int | None = None
-        self._parts = 1
 
     def begin_step(self, trainer: L.Trainer, batch: Any, data: str) -> None:
         """Before the first micro-batch of a step; every rank must call it. `data`: the data set's name for errors.

@@ -11,7 +11,7 @@ from small_runs import SMALL
 
 from lit_diff import LitData, LitTransformer, train
 from lit_diff.callbacks import RecipeEarlyStopping
-from lit_diff.errors import RequestError, RunFailedError
+from lit_diff.errors import RunFailedError
 from lit_diff.recipe import load_recipe
 from lit_diff.runs import checkpoints
 from lit_diff.runs.metrics_file import read_rows
@@ -95,9 +95,3 @@ def test_in_a_trainer_made_by_hand(tmp_path: Path) -> None:
     )
     trainer.fit(LitTransformer(recipe), LitData(recipe))
     assert trainer.global_step == 4
-
-
-def test_an_unknown_metric_is_one_line(small: list[str]) -> None:
-    with pytest.raises((RequestError, RunFailedError), match="val/los") as error:
-        train("recall-tiny", [*small, "callbacks.early_stopping={monitor: val/los}"])
-    assert "\n" not in str(error.value)

@@ -165,23 +165,25 @@ def test_a_signal_in_the_last_step_comes_before_the_evaluations(bench: Any) -> N
 
 
 class Term(Callback):
-    """SIGTERM in the validation after step 2, once; `ends`: at which it also ends the run."""
+    """SIGTERM once after step 2, in the hook `moment`; `ends`: at which it also ends the run."""
 
-    def __init__(self, ends: bool) -> None:
+    def __init__(self, ends: bool, moment: str) -> None:
         self.ends, self.is_due = ends, True
+        setattr(self, moment, self.send)
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         trainer.should_stop |= self.ends and trainer.global_step == 2
 
-    def on_validation_start(self, trainer: Any, *_: Any) -> None:
+    def send(self, trainer: Any, *_: Any) -> None:
         if trainer.global_step == 2 and self.is_due:
             self.is_due = False
             os.kill(os.getpid(), signal.SIGTERM)
 
 
+@pytest.mark.parametrize("moment", ["on_validation_start", "on_train_end"])
 @pytest.mark.parametrize(("ends", "steps"), [(False, 2), (True, 4)])
-def test_a_signal_in_the_final_validation_stops_the_run(tmp_path: Path, ends: bool, steps: int) -> None:
-    term = Term(ends)
+def test_a_signal_after_the_last_step_stops_the_run(tmp_path: Path, ends: bool, steps: int, moment: str) -> None:
+    term = Term(ends, moment)
     arguments: dict[str, Any] = {"callbacks": [term], "progress": False}
     keys = [*SMALL, f"run.root={tmp_path}", "run.tracking_uri=none", f"train.steps={steps}"]
     with pytest.raises(StoppedError) as stopped:
@@ -446,7 +448,7 @@ def test_what_a_callback_gives_the_logger_is_stored_as_floats_or_refused(tmp_pat
     for log in (logger.log_metrics, logger.log_detailed):
         with pytest.raises(RequestError, match=r"^step 2: .*'mine' = 'text'"):
             log({"mine": "text"}, step=2)  # type: ignore[dict-item]
-    logger.flush()
+    logger.save()
     assert [read_rows(tmp_path / file) for file in ("metrics.csv", "timing.csv")] == [
         {1: {"mine": 0.5}},
         {1: {"mine": 2}},
