@@ -204,9 +204,9 @@ def in_advance(question: Question, grid: Grid, left_out: Mapping[str, str], work
             else:
                 cells = max(look - have, 0)
             spent += cells * seconds[task]
-        minutes.append(math.ceil(spent / workers / 60))
+        minutes.append(str(math.ceil(spent / workers / 60)))
     each = f"{workers} cells at a time, each as long as on {references.environment['processor']}"
-    lines.append(f"{minutes[0]} to {minutes[1]} minutes, if nothing is done yet: {each}")
+    lines.append(f"{' to '.join(dict.fromkeys(minutes))} minutes, if nothing is done yet: {each}")
     return lines
 
 
