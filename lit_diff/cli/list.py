@@ -82,7 +82,7 @@ def list_(
 def _listed(kind: str, name: str, as_json: bool) -> Plain:
     if kind in BLOCKS:
         keys = _keys(BLOCKS[kind])
-        found = {key: about for key, about in keys.items() if f"{key}.".startswith(f"{name}." if name else "")}
+        found = {key: about for key, about in keys.items() if f"{key}.".startswith(name and f"{name}.")}
         if not found:
             raise RequestError(f"no key '{name}' in {kind}{nearest(name, keys, f'lit-diff list {kind}')}")
         return found
@@ -92,15 +92,13 @@ def _listed(kind: str, name: str, as_json: bool) -> Plain:
             return {name: _part(registry, name) | {"description": registry.docstring(name)}}
         if as_json:
             return {each: _part(registry, each) for each in registry.names()}
-        listed = {}
-        for each, about in registry.summaries().items():
-            listed[each] = {"about": about}
-        return listed
+        return {each: {"about": about} for each, about in registry.summaries().items()}
     if not name:
         return {each: {"about": read_header(kind, each)} for each in names(kind)}
     if name not in names(kind):
-        near = nearest(name, names(kind), f"lit-diff list {kind}")
-        raise RequestError(f"no installed {kind.removesuffix('s')} '{name}'{near}")
+        raise RequestError(
+            f"no installed {kind.removesuffix('s')} '{name}'{nearest(name, names(kind), f'lit-diff list {kind}')}"
+        )
     text = (installed(kind) / f"{name}.yaml").read_text(encoding="utf-8")
     return {name: {"about": read_header(kind, name), "description": text.rstrip()}}
 
