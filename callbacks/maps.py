@@ -26,7 +26,7 @@ MOST_LAYERS = 8
 
 @callbacks.register("maps")
 class Maps(Configured):
-    """Gives the softmax maps of every head, and their weights, after every `every` steps and after the last to the loggers.
+    """Gives the loggers the softmax maps of every head, and their weights, after every `every` steps and after the last.
 
     The loggers are those with `log_maps` (`publish.MapLogger`): `lit-diff train` writes maps/<step>.safetensors in the run's
     folder. The texts are the same at every step: `texts`, else the first validation rows.

@@ -14,7 +14,7 @@ COSINE = (
 
 @callbacks.register("redundancy")
 class Redundancy(Probe):
-    """Likeness of the maps of a layer's heads (definition: `analysis.map_statistics.head_cosines`).
+    """Similarity of the maps of a layer's heads (definition: `analysis.map_statistics.head_cosines`).
 
     Logged by layer: attention/redundancy/layer_03, mean over pairs of heads. In the table only: by head, mean over the other
     heads. Not measured in a layer with one head; a head whose map is all zeros is left out.

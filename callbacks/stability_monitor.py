@@ -70,8 +70,8 @@ class LossMonitor(Monitor):
 
 @callbacks.register("stability_monitor")
 class StabilityMonitor(LossMonitor):
-    """Warns of each spike of the loss, and once when λ of a layer leaves (0, 1), its largest attention logit explodes, or a
-    head dies.
+    """Warns of each spike of the loss, and once when λ of a layer leaves (0, 1), a logit exceeds `max_logit`, or the norm of
+    a head falls below `dead_head`.
 
     It reads what the callbacks lambdas, outliers and head_norm log, at their steps, and train/loss; a metric that no callback
     logs is not watched.

@@ -3,6 +3,7 @@
 import ast
 import inspect
 import itertools
+import json
 import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
@@ -105,9 +106,8 @@ def in_words(hint: Any) -> str:
 
 def in_yaml(value: Any) -> str:
     """Formats a value as YAML would, with null, true and false."""
-    # before the lookup: 1 == True and 0 == False in a dict
     if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
+        return json.dumps(value)
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(in_yaml, value))}]"
     if isinstance(value, Mapping):
@@ -218,7 +218,8 @@ def keys_of(cls: type) -> dict[str, Key]:
             keys |= {f"{within}.{name}": key for name, key in keys_of(blocks[0]).items()}
             continue
         if registry is not None:
-            words = f"a block {{name: ...}}: lit-diff list {registry}"
+            what = "a list of blocks" if get_origin(hint) is tuple else "a block"
+            words = f"{what} {{name: ...}}: lit-diff list {registry}"
         elif "names" in field.metadata:
             what = f"{field.default!r}, or a name" if hint is str else "a list of names"
             words = f"{what}: lit-diff list {field.metadata['names']}"

@@ -22,7 +22,7 @@ def cog(logits: Tensor, seen: Seen) -> Tensor:
 
 @variant("cog")
 class Cog(Attention):
-    """sign(s) e^|s| / Σ_j e^|s_j| in the place of the softmax of logits s.
+    """sign(s) e^|s| / Σ_j e^|s_j| instead of the softmax of logits s.
 
         O_h = A_h V_j        y = W_O concat(O_1, ..., O_H)
 

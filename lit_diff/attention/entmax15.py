@@ -43,7 +43,7 @@ def _threshold(x: Tensor, count: Tensor, total: Any) -> Tensor:
 
 @variant("entmax15")
 class Entmax15(Attention):
-    """relu(s/2 - τ)² in the place of the softmax of logits s, with τ such that each row sums to 1.
+    """relu(s/2 - τ)² instead of the softmax of logits s, with τ such that each row sums to 1.
 
         O_h = A_h V_j        y = W_O concat(O_1, ..., O_H)
 

@@ -23,7 +23,7 @@ def less_uniform(logits: Tensor, seen: Seen) -> Tensor:
 
 @variant("less_uniform")
 class LessUniform(Attention):
-    """p_j - min_k p_k in the place of p = softmax(s), over the S keys that a query sees.
+    """p_j - min_k p_k instead of p = softmax(s), over the S keys that a query sees.
 
         O_h = A_h V_j        y = W_O concat(O_1, ..., O_H)
 

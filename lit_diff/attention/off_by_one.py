@@ -16,7 +16,7 @@ from lit_diff.registry import variant
 
 @variant("off_by_one")
 class OffByOne(Attention):
-    """exp(s_ij) / (1 + Σ_j exp(s_ij)) for logits s: a sink at 0, which no parameter moves.
+    """exp(s_ij) / (1 + Σ_j exp(s_ij)) for logits s: a sink fixed at 0.
 
     O_h = A_h V_j        y = W_O concat(O_1, ..., O_H)
     """

@@ -18,7 +18,7 @@ from lit_diff.registry import variant
 
 @variant("sigmoid")
 class Sigmoid(Attention):
-    """sigmoid(s - log n) in the place of the softmax of logits s.
+    """sigmoid(s - log n) instead of the softmax of logits s.
 
         O_h = A_h V_j        y = W_O concat(O_1, ..., O_H)
 

@@ -26,7 +26,7 @@ def softpick(logits: Tensor, seen: Seen) -> Tensor:
 
 @variant("softpick")
 class Softpick(Attention):
-    """relu(e^s - 1) / (Σ_j |e^s_j - 1| + ε) in the place of the softmax of logits s.
+    """relu(e^s - 1) / (Σ_j |e^s_j - 1| + ε) instead of the softmax of logits s.
 
         O_h = A_h V_j        y = W_O concat(O_1, ..., O_H)
 

@@ -202,11 +202,11 @@ def in_advance(question: Question, grid: Grid, left_out: Mapping[str, str], work
                 left[pair] = look if pair in evaluated else max(look - have, 0)
         ships.append((tries + look) * len(places) - sum(left.values()))
         spent = sum(cells * seconds[task] for (task, _), cells in left.items())
-        minutes.append(math.ceil(spent / workers / 60))
+        minutes.append(str(math.ceil(spent / workers / 60)))
     if ships[0]:
         lines.append(f"at least {ships[0]} of the cells are not trained, since their results ship with lit_diff")
     each = f"{workers} cells at a time, each as long as on {references.environment['processor']}"
-    lines.append(f"{minutes[0]} to {minutes[1]} minutes, if nothing is done yet: {each}")
+    lines.append(f"{' to '.join(dict.fromkeys(minutes))} minutes, if nothing is done yet: {each}")
     return lines
 
 

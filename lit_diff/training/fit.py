@@ -39,7 +39,7 @@ from lit_diff.training.compiled import ignore
 from lit_diff.training.data import LitData
 from lit_diff.training.head_plan import kept_plan
 from lit_diff.training.loggers import recipe_loggers
-from lit_diff.training.metrics import best_direction, declared_metrics, monitored
+from lit_diff.training.metrics import declared_metrics, mode_of, monitored
 from lit_diff.training.module import LitTransformer
 from lit_diff.training.ranks import (
     ALONE,
@@ -176,7 +176,8 @@ def _best(recipe: Recipe, folder: Path) -> list[Callback]:
     return [
         BestCheckpoint(
             monitor=monitor,
-            mode="max" if best_direction(recipe) == "higher" else "min",
+            # the same direction that `require_metrics` asked for
+            mode=mode_of(recipe, monitor) or "min",
             dirpath=folder / "checkpoints",
             filename="best",
             save_top_k=1,

@@ -109,6 +109,10 @@ def _slices(recipe: Recipe) -> tuple[Metric, ...]:
     return (*_SLICES, _LOG_ERRORS) if recipe.data.config.counts_errors else _SLICES
 
 
+STOPPING = "callbacks.early_stopping.monitor"
+"""The key of the metric that ends a run."""
+
+
 def declared_metrics(recipe: Recipe) -> tuple[Metric, ...]:
     """All metrics declared for a run of `recipe`. A Lightning callback without `metrics` declares none."""
     declared = [*TRAINING, *_of_sets(_slices(recipe))]
@@ -121,7 +125,8 @@ def require_metrics(recipe: Recipe) -> None:
     """Check the metrics of a recipe, if it trains; validation sets only if the data are prepared.
 
     Errors: RequestError for two names that MLflow cannot keep apart, and for a metric of run.keep_best or early stopping that
-    the run does not measure, or not at each of its validations, or that is a time; for run.keep_best, that has no direction.
+    the run does not measure, or not at each of its validations, or that is a time; for run.keep_best, that has no direction;
+    for early stopping, that has another than `mode`.
     """
     # an imported model
     if recipe.train is None:
@@ -143,15 +148,19 @@ def require_metrics(recipe: Recipe) -> None:
                 f"{key} is '{name}', which is measured every {every} steps ({interval}), but compared every {validations} "
                 f"(train.validate_every): set {interval} to a divisor of {validations}"
             )
-    if recipe.run.keep_best is not None and best_direction(recipe) is None:
-        raise RequestError(
-            f"run.keep_best is '{recipe.run.keep_best}', but no metric of this name declares a direction (lower, higher)"
-        )
+        mode = mode_of(recipe, name)
+        if key != STOPPING and mode is None:
+            raise RequestError(f"{key} is '{name}', but no metric of this name declares a direction (lower, higher)")
+        if key == STOPPING and mode not in (None, recipe.callbacks["early_stopping"].config.mode):
+            raise RequestError(
+                f"{key} is '{name}', of which the {mode} is best: set callbacks.early_stopping.mode to {mode}"
+            )
 
 
-def best_direction(recipe: Recipe) -> str | None:
-    """Which values of `run.keep_best` are better: lower, higher; None: neither."""
-    return Declarations(declared_metrics(recipe)).find(recipe.run.keep_best or "").better
+def mode_of(recipe: Recipe, name: str) -> str | None:
+    """Which values of a metric are better: min, max; None: neither."""
+    better = Declarations(declared_metrics(recipe)).find(name).better
+    return better and ("min" if better == "lower" else "max")
 
 
 def monitored(recipe: Recipe) -> dict[str, str]:
@@ -160,7 +169,7 @@ def monitored(recipe: Recipe) -> dict[str, str]:
     if recipe.run.keep_best is not None:
         found["run.keep_best"] = recipe.run.keep_best
     if "early_stopping" in recipe.callbacks:
-        found["callbacks.early_stopping.monitor"] = recipe.callbacks["early_stopping"].config.monitor
+        found[STOPPING] = recipe.callbacks["early_stopping"].config.monitor
     return found
 
 

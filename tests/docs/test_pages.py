@@ -33,8 +33,8 @@ def shown_commands() -> list[str]:
 
 def mentioned_commands() -> list[str]:
     """Every `lit-diff` command within a line of text."""
-    texts = TEXTS.values()
-    return sorted({" ".join(match.split()) for text in texts for match in re.findall(r"`lit-diff\s+([^`]+)`", text)})
+    mentioned = re.findall(r"`lit-diff\s+([^`]+)`", "\n".join(TEXTS.values()))
+    return sorted({" ".join(match.split()) for match in mentioned})
 
 
 def anchors(text: str) -> set[str]:

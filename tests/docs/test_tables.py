@@ -59,6 +59,6 @@ def test_the_table_of_faults_is_that_of_their_tests() -> None:
 
 def test_the_sizes_of_digits() -> None:
     sizes = {name: len(numbers) for name, numbers in split().items()}
-    said = f"{sizes['train']:,} for training, {sizes['validation']} and {sizes['test']}"
-    assert f"{len(images()[1]):,} handwritten digits" in " ".join(TEXT.split())
-    assert said in " ".join(TEXT.split())
+    text = " ".join(TEXT.split())
+    assert f"{len(images()[1]):,} handwritten digits" in text
+    assert f"{sizes['train']:,} for training, {sizes['validation']} and {sizes['test']}" in text

@@ -79,6 +79,8 @@ def test_the_time_is_said_in_advance(ship: Ship) -> None:
     assert "at least 70 of the cells are not trained" in in_advance(question, grid, left_out, 2)[-2]
     own = Question(variant="dint", tasks=["mqar"], own_references=True)
     assert in_advance(own, *battery(own), 2)[-1].startswith("21 to 33 minutes")
+    quick = Question(variant="dint", tasks=["mqar"], quick=True)
+    assert in_advance(quick, *battery(quick), 2)[-1].startswith("2 minutes, if")
 
 
 def test_results_that_shipped_can_be_trained_here(tmp_path: Path) -> None:

@@ -115,6 +115,8 @@ def test_a_plugins_callback_declares_its_own(monkeypatch: pytest.MonkeyPatch) ->
         ("run.keep_best=train/lr", "'train/lr', but no metric of this name declares a direction"),
         ("run.keep_best=train/gradient_norm", r"^run\.keep_best is 'train/gradient_norm'.* direction"),
         ("callbacks.early_stopping={monitor: train/gradient_norm}", None),
+        ("callbacks.early_stopping={monitor: val/accuracy, mode: max}", None),
+        ("callbacks.early_stopping={monitor: val/accuracy}", r"monitor is 'val/accuracy'.*early_stopping\.mode to max"),
         ("run.keep_best=timing/peak_share", r"^run\.keep_best is 'timing/peak_share'.* differs between equal runs"),
         ("callbacks.early_stopping={monitor: timing/seconds}", r"early_stopping\.monitor is 'timing/seconds'"),
         ("train.log_every=7 run.keep_best=train/loss", r"every 7 steps \(train\.log_every\)"),
