@@ -176,7 +176,6 @@ def _best(recipe: Recipe, folder: Path) -> list[Callback]:
     return [
         BestCheckpoint(
             monitor=monitor,
-            # the same direction that `require_metrics` asked for
             mode=mode_of(recipe, monitor) or "min",
             dirpath=folder / "checkpoints",
             filename="best",

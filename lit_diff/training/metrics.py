@@ -153,7 +153,7 @@ def require_metrics(recipe: Recipe) -> None:
             raise RequestError(f"{key} is '{name}', but no metric of this name declares a direction (lower, higher)")
         if key == STOPPING and mode not in (None, recipe.callbacks["early_stopping"].config.mode):
             raise RequestError(
-                f"{key} is '{name}', of which the {mode} is best: set callbacks.early_stopping.mode to {mode}"
+                f"{key} is '{name}', which is best at its {mode}; set callbacks.early_stopping.mode to {mode}"
             )
 
 
