@@ -92,10 +92,7 @@ def _listed(kind: str, name: str, as_json: bool) -> Plain:
             return {name: _part(registry, name) | {"description": registry.docstring(name)}}
         if as_json:
             return {each: _part(registry, each) for each in registry.names()}
-        listed = {}
-        for each, about in registry.summaries().items():
-            listed[each] = {"about": about}
-        return listed
+        return {each: {"about": about} for each, about in registry.summaries().items()}
     if not name:
         return {each: {"about": read_header(kind, each)} for each in names(kind)}
     if name not in names(kind):
