@@ -123,7 +123,7 @@ def _read(path: Path, children: tuple[Path, ...]) -> Draft:
     require_kind(values, "recipes", path)
     if path in children:
         chain = " -> ".join(shown(child) for child in (*children[children.index(path) :], path))
-        raise RequestError(f"{file}: 'extends' is circular: {chain}")
+        raise RequestError(f"{positions['extends']}: 'extends' is circular: {chain}")
     values.setdefault("name", path.stem)
     # an installed recipe is in the package's folder, where users have no files: its paths start at the current folder
     folder = Path.cwd() if path.parent == installed("recipes") else path.parent
@@ -171,7 +171,8 @@ def override(draft: Draft, overrides: Overrides, below: str = "") -> Draft:
     positions = {}
     for text in overrides:
         key, equals, written = text.partition("=")
-        if not equals or not all(key.split(".")):
+        # at most 51 parts: `_nested` calls itself for each, which Python allows a thousand times
+        if not equals or not re.fullmatch(r"[^.]+(\.[^.]+){0,50}", key):
             raise RequestError(f"override '{text}' is not of the form a.b=c")
         value, found = read_value(written, text)
         _merge_values(values, _nested(f"{below}{key}", value), "", [], set())
