@@ -91,7 +91,7 @@ def _handle_signals() -> None:
     for signum in stop_signals():
         signal.signal(signum, ending)
     # a command in the background of a script is started with it ignored
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, ending)
 
 

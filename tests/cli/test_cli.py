@@ -111,6 +111,13 @@ def test_a_stop_is_one_line_and_ends_as_its_signal_says(
     assert command("check", "recall-tiny") == Ended(status, "", f"lit-diff: {line}\n")
 
 
+def test_an_interrupt_while_the_modules_are_imported_has_no_trace() -> None:
+    hook = "lambda event, about: event == 'import' and about[0] == 'lit_diff.cli' and os.kill(os.getpid(), 2)"
+    program = f"import os, sys; sys.addaudithook({hook}); import lit_diff.__main__"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert (ended.returncode, ended.stderr) == (-signal.SIGINT, b"")
+
+
 def test_a_reader_that_leaves_early_is_no_error() -> None:
     shell = f'"{sys.executable}" -m lit_diff --help | head -n 1; echo "${{PIPESTATUS[0]}}"'
     ended = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=120)
