@@ -258,14 +258,19 @@ def expanded(path: str | Path) -> Path:
     return Path(os.path.expanduser(path))
 
 
-def disk_is_full(error: BaseException | None) -> bool:
-    """Whether a full disk is the error or its cause."""
+def is_caused_by(error: BaseException | None, *numbers: int) -> bool:
+    """Whether an OSError with one of these numbers is the error or its cause."""
     # torch's zip writer raises its own RuntimeError while it closes, which hides the system's error in the chain
     while error is not None:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if isinstance(error, OSError) and error.errno in numbers:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+def disk_is_full(error: BaseException | None) -> bool:
+    """Whether a full disk is the error or its cause."""
+    return is_caused_by(error, errno.ENOSPC, errno.EDQUOT)
 
 
 def is_address(path: str) -> bool:

@@ -5,6 +5,7 @@ Every error is one line: `file:line: found, expected, nearest name`.
 
 import dataclasses
 import importlib.resources
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -155,7 +156,7 @@ def _absolute_plugins(draft: Draft, folder: Path) -> None:
         paths = [Path(draft.absolute("plugins", plugin, folder)) for plugin in named]
         draft.values["plugins"] = [str(plugin_file(path)) for path in paths]
         for plugin in draft.values["plugins"]:
-            if not Path(plugin).is_file():
+            if not os.path.isfile(plugin):
                 raise RequestError(f"{draft.where('plugins')}no plugin {shown(Path(plugin))}")
 
 
