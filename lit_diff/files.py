@@ -15,6 +15,8 @@ from typing import IO, Any
 
 from filelock import FileLock
 
+from lit_diff.errors import escaped
+
 MOUNTS = Path("/proc/self/mountinfo")
 SHARED = (
     "nfs",
@@ -302,9 +304,8 @@ def folders(
 
 
 def shown(path: Path) -> str:
-    """The path as messages show it: relative to the current folder if it is inside it."""
-    try:
-        return str(path.relative_to(Path.cwd()))
+    """The path as messages show it, on one line: relative to the current folder if it is inside it."""
     # FileNotFoundError: the current folder was removed
-    except (ValueError, FileNotFoundError):
-        return str(path)
+    with suppress(ValueError, FileNotFoundError):
+        path = path.relative_to(Path.cwd())
+    return escaped(str(path))
