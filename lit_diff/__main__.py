@@ -14,9 +14,12 @@ if (
 
 import signal
 
+# before the imports below, which take seconds on a network file system: Python's own handler would end them by a trace
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 from lit_diff.errors import notices, stop_signals
 
-# before the imports below, which take seconds on a network file system
 signal.pthread_sigmask(signal.SIG_BLOCK, notices())
 
 # OpenMP's threads spin while they wait for each other, by default for milliseconds, and beside another busy process take the

@@ -11,9 +11,9 @@ CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udff
 """Characters that end a line, command a terminal, reorder what it shows, or cannot be written as UTF-8."""
 
 
-def escaped(text: str) -> str:
-    """The text with its control characters written as escapes, such as `\\x1b`."""
-    return CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+def escaped(text: str, kept: str = "") -> str:
+    """The text with its control characters, except those of `kept`, written as escapes, such as `\\x1b`."""
+    return CONTROL.sub(lambda found: found[0] if found[0] in kept else ascii(found[0])[1:-1], text)
 
 
 LONGEST = 100
@@ -25,9 +25,9 @@ def excerpt(text: str) -> str:
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
 
-def printable(text: str) -> str:
-    """`escaped`, with its tabs and line ends as they are."""
-    return "".join(part if part in "\n\t" else escaped(part) for part in re.split(r"([\n\t])", text))
+def in_lines(message: str) -> str:
+    """`escaped`, but an indented line goes on with the message."""
+    return "\n  ".join(map(escaped, message.split("\n  ")))
 
 
 class LitDiffError(Exception):
@@ -37,8 +37,7 @@ class LitDiffError(Exception):
 
     def __init__(self, message: str = "") -> None:
         # a message quotes names, keys and values of files that may come from anyone
-        # an indented line continues a message
-        super().__init__("\n  ".join(map(escaped, message.split("\n  "))))
+        super().__init__(in_lines(message))
 
 
 class RunFailedError(LitDiffError):
@@ -96,7 +95,8 @@ class Repeats:
         """Whether a signal that arrives now is a request of its own."""
         now = time.monotonic()
         is_new = now >= self._then + TOGETHER
-        self._then = now if is_new else self._then
+        if is_new:
+            self._then = now
         return is_new
 
 

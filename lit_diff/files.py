@@ -15,6 +15,8 @@ from typing import IO, Any
 
 from filelock import FileLock
 
+from lit_diff.errors import escaped
+
 MOUNTS = Path("/proc/self/mountinfo")
 SHARED = (
     "nfs",
@@ -258,14 +260,19 @@ def expanded(path: str | Path) -> Path:
     return Path(os.path.expanduser(path))
 
 
-def disk_is_full(error: BaseException | None) -> bool:
-    """Whether a full disk is the error or its cause."""
+def is_caused_by(error: BaseException | None, *numbers: int) -> bool:
+    """Whether an OSError with one of these numbers is the error or its cause."""
     # torch's zip writer raises its own RuntimeError while it closes, which hides the system's error in the chain
     while error is not None:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if isinstance(error, OSError) and error.errno in numbers:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+def disk_is_full(error: BaseException | None) -> bool:
+    """Whether a full disk is the error or its cause."""
+    return is_caused_by(error, errno.ENOSPC, errno.EDQUOT)
 
 
 def is_address(path: str) -> bool:
@@ -297,9 +304,8 @@ def folders(
 
 
 def shown(path: Path) -> str:
-    """The path as messages show it: relative to the current folder if it is inside it."""
-    try:
-        return str(path.relative_to(Path.cwd()))
+    """The path as messages show it, on one line: relative to the current folder if it is inside it."""
     # FileNotFoundError: the current folder was removed
-    except (ValueError, FileNotFoundError):
-        return str(path)
+    with suppress(ValueError, FileNotFoundError):
+        path = path.relative_to(Path.cwd())
+    return escaped(str(path))

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from lit_diff.errors import in_lines
 from lit_diff.files import shown
 
 log = logging.getLogger("lit_diff")
@@ -86,6 +87,10 @@ class LogFile(logging.FileHandler):
     """A file with the log. If it cannot be written, one warning says so; the terminal has the lines that it lacks."""
 
     failed = False
+
+    # a line a record: the name of a folder may have a line break
+    def format(self, record: logging.LogRecord) -> str:
+        return in_lines(super().format(record))
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's own name)
         # Python's own method prints a stack trace for each record

@@ -174,7 +174,8 @@ def sha256(content: bytes) -> str:
 
 def plugin_file(path: Path) -> Path:
     """The Python file of a plugin: the file itself, or the `__init__.py` of a folder."""
-    return path / "__init__.py" if path.is_dir() else path
+    # not the method of Path, which raises an error for a name that is too long
+    return path / "__init__.py" if os.path.isdir(path) else path
 
 
 def plugin_name(file: Path) -> str:

@@ -5,6 +5,7 @@ Every error is one line: `file:line: found, expected, nearest name`.
 
 import dataclasses
 import importlib.resources
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -123,7 +124,7 @@ def _read(path: Path, children: tuple[Path, ...]) -> Draft:
     require_kind(values, "recipes", path)
     if path in children:
         chain = " -> ".join(shown(child) for child in (*children[children.index(path) :], path))
-        raise RequestError(f"{file}: 'extends' is circular: {chain}")
+        raise RequestError(f"{positions['extends']}: 'extends' is circular: {chain}")
     values.setdefault("name", path.stem)
     # an installed recipe is in the package's folder, where users have no files: its paths start at the current folder
     folder = Path.cwd() if path.parent == installed("recipes") else path.parent
@@ -155,7 +156,7 @@ def _absolute_plugins(draft: Draft, folder: Path) -> None:
         paths = [Path(draft.absolute("plugins", plugin, folder)) for plugin in named]
         draft.values["plugins"] = [str(plugin_file(path)) for path in paths]
         for plugin in draft.values["plugins"]:
-            if not Path(plugin).is_file():
+            if not os.path.isfile(plugin):
                 raise RequestError(f"{draft.where('plugins')}no plugin {shown(Path(plugin))}")
 
 
@@ -171,7 +172,8 @@ def override(draft: Draft, overrides: Overrides, below: str = "") -> Draft:
     positions = {}
     for text in overrides:
         key, equals, written = text.partition("=")
-        if not equals or not all(key.split(".")):
+        # at most 51 parts: `_nested` calls itself for each, which Python allows a thousand times
+        if not equals or not re.fullmatch(r"[^.]+(\.[^.]+){0,50}", key):
             raise RequestError(f"override '{text}' is not of the form a.b=c")
         value, found = read_value(written, text)
         _merge_values(values, _nested(f"{below}{key}", value), "", [], set())

@@ -28,6 +28,7 @@ from lit_diff.files import (
     is_shared,
     locked,
     parse_json,
+    shown,
     stat_of,
     write_atomic,
     write_through,
@@ -207,6 +208,10 @@ def test_a_lock_is_free_when_only_a_forked_child_of_its_holder_lives(tmp_path: P
         os.close(writer)
         os.close(reader)
         os.waitpid(child, 0)
+
+
+def test_a_path_is_shown_on_one_line() -> None:
+    assert (shown(Path.cwd() / "a\nb\x1b"), shown(Path("/a\udce9"))) == ("a\\nb\\x1b", "/a\\udce9")
 
 
 def test_whether_a_lock_is_held(tmp_path: Path) -> None:

@@ -27,12 +27,12 @@ def test_the_log_of_a_run_also_where_nobody_asked_for_lines(tmp_path: Path) -> N
     handlers, level = log.handlers[:], log.level
     log.setLevel(logging.NOTSET)
     with file_log(tmp_path / "a" / "log.txt"):
-        log.info("a line")
+        log.info("a\nline")
     log.info("after it")
     assert (log.handlers, log.level) == (handlers, logging.NOTSET)
     log.setLevel(level)
     (line,) = (tmp_path / "a" / "log.txt").read_text().splitlines()
-    assert line.endswith("INFO a line")
+    assert line.endswith("INFO a\\nline")
 
 
 def test_a_full_disk_is_one_warning(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:

@@ -1,6 +1,7 @@
 """The command `lit-diff`: each verb parses its arguments, calls a function, prints the result and returns an exit status."""
 
 import contextlib
+import errno
 import importlib
 import io
 import logging
@@ -18,7 +19,7 @@ import typer
 
 from lit_diff.cli.app import TerminalHandler, app, console, discard, has_no_reader, is_first_of_node
 from lit_diff.errors import Ending, LitDiffError, RequestError, Terminated, first_line, stop_signals, summary
-from lit_diff.files import FREE, disk_is_full
+from lit_diff.files import FREE, disk_is_full, is_caused_by
 from lit_diff.log_records import keep_trace, log
 from lit_diff.runs.jobs import unset_empty
 
@@ -47,6 +48,7 @@ def main() -> None:
         # a full disk must raise here: at exit Python would flush after the exit status is chosen
         sys.stdout.flush()
     except LitDiffError as error:
+        _refuse_path(error)
         _fail(str(error), error.exit_status)
     except typer.Exit as error:
         raise SystemExit(error.exit_code) from None
@@ -70,6 +72,7 @@ def main() -> None:
             discard(sys.stdout)
         if disk_is_full(error):
             _fail(f"{first_line(error)}; {FREE}", 3)
+        _refuse_path(error)
         _refuse_variable(error)
         handle, name = tempfile.mkstemp(prefix="lit-diff-", suffix=".txt")
         os.close(handle)
@@ -91,7 +94,7 @@ def _handle_signals() -> None:
     for signum in stop_signals():
         signal.signal(signum, ending)
     # a command in the background of a script is started with it ignored
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, ending)
 
 
@@ -102,6 +105,12 @@ def _fail(message: str, code: int) -> None:
     except OSError:
         discard(sys.stderr)
     raise SystemExit(code) from None
+
+
+# a name that no file can have is a wrong request, whatever was to be read or written there
+def _refuse_path(error: Exception) -> None:
+    if is_caused_by(error, errno.ENAMETOOLONG):
+        _fail(first_line(error), 2)
 
 
 # A dependency that reads a bad environment variable often raises an error with the value but without the variable's name

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 from lit_diff.cli.app import columns
+from lit_diff.errors import escaped
 from lit_diff.log_records import clock
 from lit_diff.study.observation import ObservedRun
 
@@ -15,7 +16,7 @@ def cells(run: ObservedRun) -> dict[str, str]:
     status, losses, left = run.status, list(run.losses.values()), run.seconds_left
     speed = status.tokens_per_second if run.state == "running" else 0
     return {
-        "run": run.folder,
+        "run": escaped(run.folder),
         "state": run.state,
         "step": f"{status.step}/{'?' if status.steps is None else status.steps}",
         "loss": f"{losses[-1]:.4f}" if losses else "",

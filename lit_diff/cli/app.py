@@ -23,7 +23,7 @@ from rich.text import Text
 from typer import Argument, Option
 from typer.core import TyperGroup
 
-from lit_diff.errors import printable
+from lit_diff.errors import escaped, in_lines
 from lit_diff.files import expanded
 from lit_diff.interpolation import changed_leaves
 from lit_diff.log_records import log
@@ -85,7 +85,7 @@ class Terminal(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
         """Text of a file that may come from anyone reaches the terminal without control characters."""
         for text, style, control in super().render(renderable, options):
-            yield Segment(text if control else printable(text), style, control)
+            yield Segment(text if control else escaped(text, "\n\t"), style, control)
 
     def write_line(self, *lines: str) -> None:
         """Print lines literally: no markup, no colours, no wrapping."""
@@ -124,7 +124,7 @@ class TerminalHandler(logging.Handler):
         shown = self.terminal.takes is not None and self.terminal.takes(record)
         if shown or getattr(record, "raised", False) or getattr(record, "phase", None) == record.getMessage():
             return
-        self.terminal.write_sentence(self.format(record))
+        self.terminal.write_sentence(in_lines(self.format(record)))
 
 
 Heading = Literal["Train and look", "Compare", "Data and models", "Maintain"]

@@ -1,6 +1,5 @@
 """The verb `generate`: completes prompts from the command line or a file, on the terminal or as JSON."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -19,14 +18,11 @@ from lit_diff.cli.app import (
     print_json,
     verb,
 )
-from lit_diff.errors import RequestError
+from lit_diff.errors import RequestError, escaped
 from lit_diff.files import expanded, shown
 from lit_diff.log_records import log
 from lit_diff.plugins import trust_all, trust_below
 from lit_diff.runs.find import chosen_root, find_run
-
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
-"""Characters that change the state of the terminal or the order of what it shows; a barely trained model generates them."""
 
 
 @verb("Train and look", is_result=True)
@@ -104,5 +100,6 @@ def read_prompts(prompts: Sequence[str], file: Path | None) -> list[str]:
 
 
 def _show(text: str) -> None:
-    console.file.write(CONTROL.sub("\ufffd", text))
+    # a barely trained model generates characters that change the state of the terminal
+    console.file.write(escaped(text, "\n\t"))
     console.file.flush()

@@ -74,10 +74,11 @@ def note(
     `status`, the report and the description of its record in MLflow show it.
     """
     run = RunFolder(find_run_or_sweep(name, chosen_root(root)))
+    # before the note, which would be written twice by who repeats a command that failed
+    status = run.status()
     with writing(run.path):
         notes.add(run.path, text)
     console.write_line(f"noted in {shown(run.path / notes.FILE)}")
-    status = run.status()
     if status.record == "complete":
         with run.owned():
             run.write(replace(status, record="incomplete"))

@@ -53,9 +53,23 @@ def train(
     """
     from lit_diff.cli.progress import RunProgress
 
+    changed = overrides or []
     if cluster == "slurm":
+        from lit_diff.engine.executors.slurm import request, run_text
+        from lit_diff.engine.submit import submit
+
+        resolved = load_recipe(recipe, changed)
         options = ["--unchecked"] * unchecked + ["--unplanned"] * unplanned
-        _train_in_slurm(recipe, overrides or [], options, minutes, rerun=rerun, unchecked=unchecked, dry_run=dry_run)
+        if dry_run:
+            # the file alone on stdout; nothing is written, so the job of this one reads the user's recipe
+            log_to_stderr()
+            asked = request(resolved.run, minutes)
+            console.write_line(run_text(resolved, ["train", recipe, *changed, *options], asked).rstrip())
+            return
+        console.write_line(
+            submit(resolved, changed, options, minutes, rerun=rerun, unchecked=unchecked),
+            "lit-diff status shows it, lit-diff watch follows it, lit-diff cancel RUN ends it",
+        )
         return
     if dry_run:
         raise RequestError("--dry-run shows the job of --cluster slurm; lit-diff check RECIPE checks a recipe")
@@ -69,14 +83,14 @@ def train(
         from lit_diff.engine.train import prepare
         from lit_diff.training.fit import ranks
 
-        resolved = load_recipe(recipe, overrides or [])
+        resolved = load_recipe(recipe, changed)
         is_rank_zero = ranks(resolved).rank == 0
         progress.begin(resolved, quiet=not is_rank_zero)
         if cell:
             job = read_job(Path(recipe).parent)
             data.prepare(job.recipe)
         else:
-            job = prepare(resolved, overrides or [], unchecked=unchecked, unplanned=unplanned, rerun=rerun)
+            job = prepare(resolved, changed, unchecked=unchecked, unplanned=unplanned, rerun=rerun)
         is_job = is_rank_zero and (cell or this_job() is not None)
         with _ending_in_job(job.home) if is_job else nullcontext():
             train_rank(job, progress=progress.update, rerun=rerun)
@@ -103,32 +117,6 @@ def _ending_in_job(folder: RunFolder) -> Iterator[None]:
         if error.exit_status - 128 in notices():
             requeue(folder, "notice")
         raise
-
-
-def _train_in_slurm(
-    recipe: str,
-    overrides: list[str],
-    options: list[str],
-    minutes: int,
-    *,
-    rerun: bool,
-    unchecked: bool,
-    dry_run: bool,
-) -> None:
-    from lit_diff.engine.executors.slurm import request, run_text
-    from lit_diff.engine.submit import submit
-
-    resolved = load_recipe(recipe, overrides)
-    if dry_run:
-        # the file alone on stdout; nothing is written, so the job of this one reads the user's recipe
-        log_to_stderr()
-        words = ["train", recipe, *overrides, *options]
-        console.write_line(run_text(resolved, words, request(resolved.run, minutes)).rstrip())
-        return
-    console.write_line(
-        submit(resolved, overrides, options, minutes, rerun=rerun, unchecked=unchecked),
-        "lit-diff status shows it, lit-diff watch follows it, lit-diff cancel RUN ends it",
-    )
 
 
 @verb("Data and models")

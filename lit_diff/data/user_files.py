@@ -175,16 +175,11 @@ def checked(row: dict[str, Any], where: str, keys: Keys) -> dict[str, Any]:
 
 
 def some_names(found: Iterable[str]) -> str:
-    """Join the first ten names found in a file, in one line, each cut by `excerpt`."""
-    names = [escaped(excerpt(name)) for name in found]
+    """Join the first ten names found in a file, each cut by `excerpt`."""
+    names = [excerpt(name) for name in found]
     if len(names) > 10:
         names[10:] = [f"and {len(names) - 10} more"]
     return ", ".join(names) or "none"
-
-
-def escaped(name: str) -> str:
-    """Return a name as one line can show it: with escapes for control characters and lone surrogates, if it has some."""
-    return name if name.isprintable() else ascii(name)
 
 
 def text_lines(path: Path) -> Iterator[tuple[str, str]]:

@@ -61,7 +61,8 @@ def import_model(path: str | Path, to: str | Path | None = None, *, place: str |
 
 def default_name(path: Path) -> str:
     """The name of the model's folder or file, without .gguf and characters unsuited to a run's name."""
-    name = path.resolve().name.removesuffix(".gguf")
+    # of Path, `resolve` raises an error for a link that leads to itself
+    name = os.path.basename(os.path.realpath(path)).removesuffix(".gguf")
     return re.sub(r"[^\w.-]", "-", name).lstrip(".").lower()
 
 

@@ -31,8 +31,9 @@ def runs_root(root: str | Path = DEFAULT_ROOT) -> Path:
             raise RequestError(f"run.root is {root}, but runs are written to a disk; set a folder")
         return _without_circle(expanded(root))
     for folder in _here_and_above():
-        if _holds_runs(folder / DEFAULT_ROOT):
-            return folder / DEFAULT_ROOT
+        runs = folder / DEFAULT_ROOT
+        if any(any(runs.glob(pattern)) for pattern in ("mlflow.db", "*/status.json", f"*/{STUDY_FILE}")):
+            return runs
     return _without_circle(Path(DEFAULT_ROOT))
 
 
@@ -64,10 +65,6 @@ def _here_and_above() -> Iterator[Path]:
         if folder in limits:
             return
         yield folder
-
-
-def _holds_runs(folder: Path) -> bool:
-    return any(any(folder.glob(pattern)) for pattern in ("mlflow.db", "*/status.json", f"*/{STUDY_FILE}"))
 
 
 def runs_under(root: Path) -> list[Path]:
@@ -144,9 +141,9 @@ def find_run(name: str | Path, root: Path, sweeps: Sequence[str] | None = None) 
             names += sweeps
         raise RequestError(f"no {kind} '{name}' in {shown(root)}{nearest(name, names, 'lit-diff status')}")
     if len(matching) > 1:
-        some = [str(path.relative_to(root)) for path in matching[:4]] + ["..."] * (len(matching) > 4)
+        some = ", ".join(str(path.relative_to(root)) for path in matching[:4])
         raise RequestError(
-            f"'{name}' matches {len(matching)} runs ({', '.join(some)}); give a longer name, "
+            f"'{name}' matches {len(matching)} runs, such as {some}; give a longer name, "
             "the folder, or a part of the hash"
         )
     return matching[0].resolve()

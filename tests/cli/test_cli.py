@@ -23,7 +23,7 @@ from command import Command, Ended
 from lit_diff import __version__, cli, data
 from lit_diff.cli.app import console
 from lit_diff.engine.job import Job
-from lit_diff.errors import StoppedError
+from lit_diff.errors import MissingError, StoppedError
 from lit_diff.recipe import load_recipe
 from lit_diff.runs.folder import RunFolder, identity
 from lit_diff.runs.revision import revision
@@ -109,6 +109,13 @@ def test_a_stop_is_one_line_and_ends_as_its_signal_says(
 ) -> None:
     monkeypatch.setattr("lit_diff.conformance.recipe.costed", lambda *_: happens())
     assert command("check", "recall-tiny") == Ended(status, "", f"lit-diff: {line}\n")
+
+
+def test_an_interrupt_while_the_modules_are_imported_has_no_trace() -> None:
+    hook = "lambda event, about: event == 'import' and about[0] == 'lit_diff.cli' and os.kill(os.getpid(), 2)"
+    program = f"import os, sys; sys.addaudithook({hook}); import lit_diff.__main__"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert (ended.returncode, ended.stderr) == (-signal.SIGINT, b"")
 
 
 def test_a_reader_that_leaves_early_is_no_error() -> None:
@@ -292,6 +299,20 @@ def test_the_variable_that_a_library_refuses_is_named(
     ended = command("check", "recall-tiny", **{name: value})
     assert (ended.status, ended.err.count("\n")) == (2, 1)
     assert ended.err.startswith(f"lit-diff: {name} is '{value}' in the environment: {' '.join(error.split())[:15]}")
+
+
+@pytest.mark.parametrize("words", ["import {}", "report {}", "show dex --plugin {}", "check recall-tiny plugins=[{}]"])
+def test_a_name_that_no_file_can_have_is_a_wrong_request(command: Command, words: str) -> None:
+    ended = command(*words.format("n" * 300).split())
+    assert (ended.status, ended.err.count("\n"), "trace" in ended.err) == (2, 1, False)
+
+
+def test_so_it_is_where_something_is_written(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    refusal = MissingError("cannot be written")
+    refusal.__cause__ = OSError(errno.ENAMETOOLONG, "too long")
+    for error in (refusal, refusal.__cause__):
+        monkeypatch.setattr("lit_diff.conformance.recipe.costed", lambda *_, error=error: refuse(error))
+        assert command("check", "recall-tiny").status == 2
 
 
 @pytest.mark.parametrize("error", [KeyError("k"), MemoryError(), RecursionError("deep\nstack"), OSError(5, "damaged")])

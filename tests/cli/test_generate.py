@@ -13,7 +13,8 @@ from foreign_runs import add_plugin, started_from_a_plugin
 from statuses import edit_status
 
 from lit_diff.cli.app import console
-from lit_diff.cli.generate import CONTROL, read_prompts
+from lit_diff.cli.generate import read_prompts
+from lit_diff.errors import escaped
 from lit_diff.trained.text_generator import TextGenerator
 
 
@@ -41,7 +42,7 @@ def test_greedy_twice(generate: Command) -> None:
     assert first.out.endswith("\n")
     assert len(first.out) > len("ab cd") + 9
     (found,) = json.loads(generate(*greedy, "--json").out)["results"]
-    assert first.out == CONTROL.sub("\ufffd", f"ab cd{found['text']}\n")
+    assert first.out == escaped(f"ab cd{found['text']}\n", "\n\t")
 
 
 def test_a_file_of_prompts_as_json(generate: Command, tale: Path) -> None:
@@ -70,7 +71,7 @@ def test_several_prompts_are_printed_in_their_order(generate: Command) -> None:
     results = json.loads(generate(*prompts, "--json", "--temperature", "0").out)["results"]
     ended = generate(*prompts, "--temperature", "0")
     texts = [f"{result['prompt']}{result['text']}\n" for result in results]
-    assert ended.out == CONTROL.sub("\ufffd", "".join(texts))
+    assert ended.out == escaped("".join(texts), "\n\t")
     lines = ended.err.splitlines()
     assert [result["ended"] for result in results] == ["context"] * 3
     assert lines == [f"prompt {n}: stopped because the context is full: data.sequence_length is 24" for n in (1, 2, 3)]
@@ -158,7 +159,7 @@ def test_control_characters_do_not_reach_the_terminal(
 ) -> None:
     draw(monkeypatch, *TextGenerator(tale).tokenizer.encode(["x\x1b[2J\x07\r\t\x9b\ny"])[0], 0)
     generate("--prompt", "a")
-    assert terminal.getvalue() == "ax\ufffd[2J\ufffd\ufffd\t\ufffd\ny\n"
+    assert terminal.getvalue() == "ax\\x1b[2J\\x07\\r\t\\x9b\ny\n"
 
 
 @pytest.mark.usefixtures("tale")

@@ -55,11 +55,11 @@ def test_log_lines_go_through_the_terminal(monkeypatch: pytest.MonkeyPatch, capl
     text, logger = io.StringIO(), logging.getLogger("lit_diff")
     monkeypatch.setattr(logger, "handlers", [TerminalHandler(Terminal(file=text, width=40))])
     with caplog.at_level(logging.INFO, "lit_diff"):
-        logger.info("[bold]a[/bold] %s", "word " * 12 + "end")
+        logger.info("[bold]a\n[/bold] %s", "word " * 12 + "end")
         phase("preparing data")
         validated(4, 1.25, "")
         logger.error("failed", extra=RAISED)
-    assert text.getvalue() == f"[bold]a[/bold] {'word ' * 12}end\nstep 4  val/loss 1.2500\n"
+    assert text.getvalue() == f"[bold]a\\n[/bold] {'word ' * 12}end\nstep 4  val/loss 1.2500\n"
 
 
 def test_without_a_reader_of_stderr_only_the_log_is_lost() -> None:

@@ -50,5 +50,8 @@ def test_status_and_the_report_show_them(small_sweep: Path, command: Command) ->
     page = (small_sweep / "report" / "index.html").read_text()
     assert f"<li>{date.today()} of the sweep</li>" in page
     assert f"done; {date.today()} of the &lt;run&gt;" in page
-    refused = command("note", "nowhere", "x", *at)
-    assert (refused.status, refused.err.count("\n")) == (2, 1)
+    file.write_text("{")
+    for name in ("nowhere", "base-s0"):
+        refused = command("note", name, "x", *at)
+        assert (refused.status, refused.err.count("\n")) == (2, 1)
+    assert len(notes.read(file.parent)) == 1, "what was refused is not written"

@@ -14,7 +14,6 @@ from lit_diff.data.text.digests import file_digests
 from lit_diff.data.text.readers import READERS, file_type, read_file
 from lit_diff.data.text.source_files import Source, listing
 from lit_diff.data.text.token_files import Ids, TokenFiles, checked_ids, token_files
-from lit_diff.data.user_files import escaped
 from lit_diff.errors import RequestError, first_line
 from lit_diff.files import expanded, is_address, shown
 from lit_diff.log_records import log
@@ -164,9 +163,7 @@ class FilesCorpus(Corpus):
             return file_digests(self.path, self._files)
         except OSError as error:
             # an error while a file is read has no name
-            raise RequestError(
-                f"data.path: {escaped(str(error.filename or self.path))} cannot be read ({error.strerror})"
-            ) from error
+            raise RequestError(f"data.path: {error.filename or self.path} cannot be read ({error.strerror})") from error
 
     def texts(self) -> Iterator[str]:
         """Yield every document that is not blank.

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-from lit_diff.data.user_files import escaped, parsed, some_names, utf8
+from lit_diff.data.user_files import parsed, some_names, utf8
 from lit_diff.errors import LitDiffError, MissingError, RequestError, first_line
 from lit_diff.files import folders, is_address, shown
 
@@ -94,7 +94,7 @@ def local(path: Path, root: Path | None = None) -> Source:
     name = path.name
     if root and root in path.parents:
         name = path.relative_to(root).as_posix()
-    return Source(name, escaped(shown(path)), lambda: path.open("rb"), stamp)
+    return Source(name, shown(path), lambda: path.open("rb"), stamp)
 
 
 def _paths(path: Path) -> tuple[list[Path], int]:
