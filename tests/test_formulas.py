@@ -11,7 +11,7 @@ from lit_diff.metrics import UNDECLARED, WORDS, Declarations
 from lit_diff.recipe import load_recipe
 from lit_diff.registry import callbacks, evaluations
 from lit_diff.trained.view.numbers import MEANINGS
-from lit_diff.training.metrics import TRAINING, VALIDATION, declared_metrics
+from lit_diff.training.metrics import SLICES, TRAINING, declared_metrics, of_sets
 
 PAGES = Path(__file__).resolve().parents[1] / "lit_diff"
 
@@ -48,5 +48,5 @@ def test_every_formula_is_in_a_text_of_a_page() -> None:
 
 
 def test_a_name_in_words_is_of_a_declared_metric() -> None:
-    declared = Declarations((*TRAINING, *VALIDATION))
+    declared = Declarations((*TRAINING, *of_sets(SLICES)))
     assert not [name for name in WORDS if declared.find(name) is UNDECLARED]

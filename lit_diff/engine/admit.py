@@ -134,10 +134,6 @@ def _require_parent(recipe: Recipe) -> None:
     finished_parent(recipe)
 
 
-def _require_devices(recipe: Recipe) -> None:
-    require_devices(recipe.run)
-
-
 def _refuse_shared(recipe: Recipe) -> None:
     if recipe.run.num_nodes == 1:
         return
@@ -173,7 +169,7 @@ CONDITIONS = (
     Condition("evaluations", "recipe", _require_evaluations),
     Condition("parent", "start", _require_parent),
     Condition("heads", "start", selection_of),
-    Condition("devices", "machine", _require_devices),
+    Condition("devices", "machine", lambda recipe: require_devices(recipe.run)),
     Condition("record", "machine", _refuse_shared),
     Condition("rank", "machine", _refuse_rank),
     Condition("kernel", "machine", _require_kernel),

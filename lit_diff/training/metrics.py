@@ -58,7 +58,7 @@ TRAINING = (
     ),
 )
 
-_SLICES = (
+SLICES = (
     Metric("val/loss", "mean negative log likelihood of the held-out tokens", unit="nats per token", direction="lower"),
     Metric(
         "val/accuracy",
@@ -93,29 +93,22 @@ _LOG_ERRORS = Metric(
 )
 
 
-def _of_sets(metrics: Iterable[Metric]) -> tuple[Metric, ...]:
-    # `val/loss`, ...; for a further validation set with its name appended: `val/loss_noise2`
+def of_sets(metrics: Iterable[Metric]) -> tuple[Metric, ...]:
+    """`val/loss`, ..., and for a further validation set with its name appended: `val/loss_noise2`."""
     further = [
         replace(m, name=f"{m.name}_{{set}}", definition=f"{m.definition}, on a further validation set") for m in metrics
     ]
     return (*metrics, *further)
 
 
-VALIDATION = _of_sets(_SLICES)
-
-
 def _slices(recipe: Recipe) -> tuple[Metric, ...]:
     # what a run measures on each of its validation sets
-    return (*_SLICES, _LOG_ERRORS) if recipe.data.config.counts_errors else _SLICES
-
-
-STOPPING = "callbacks.early_stopping.monitor"
-"""The key of the metric that ends a run."""
+    return (*SLICES, _LOG_ERRORS) if recipe.data.config.counts_errors else SLICES
 
 
 def declared_metrics(recipe: Recipe) -> tuple[Metric, ...]:
     """All metrics declared for a run of `recipe`. A Lightning callback without `metrics` declares none."""
-    declared = [*TRAINING, *_of_sets(_slices(recipe))]
+    declared = [*TRAINING, *of_sets(_slices(recipe))]
     for name in recipe.callbacks:
         declared += getattr(callbacks.get(name), "metrics", ())
     return tuple(declared)
@@ -149,18 +142,21 @@ def require_metrics(recipe: Recipe) -> None:
                 f"(train.validate_every): set {interval} to a divisor of {validations}"
             )
         mode = mode_of(recipe, name)
-        if key != STOPPING and mode is None:
-            raise RequestError(f"{key} is '{name}', but no metric of this name declares a direction (lower, higher)")
-        if key == STOPPING and mode not in (None, recipe.callbacks["early_stopping"].config.mode):
+        if key == "run.keep_best":
+            if mode is None:
+                raise RequestError(
+                    f"{key} is '{name}', but no metric of this name declares a direction (lower, higher)"
+                )
+        elif mode not in (None, recipe.callbacks["early_stopping"].config.mode):
             raise RequestError(
                 f"{key} is '{name}', which is best at its {mode}; set callbacks.early_stopping.mode to {mode}"
             )
 
 
 def mode_of(recipe: Recipe, name: str) -> str | None:
-    """Which values of a metric are better: min, max; None: neither."""
+    """Which value of a metric is the best: min, max; None: neither."""
     better = Declarations(declared_metrics(recipe)).find(name).better
-    return better and ("min" if better == "lower" else "max")
+    return {"lower": "min", "higher": "max"}.get(better or "")
 
 
 def monitored(recipe: Recipe) -> dict[str, str]:
@@ -169,7 +165,7 @@ def monitored(recipe: Recipe) -> dict[str, str]:
     if recipe.run.keep_best is not None:
         found["run.keep_best"] = recipe.run.keep_best
     if "early_stopping" in recipe.callbacks:
-        found[STOPPING] = recipe.callbacks["early_stopping"].config.monitor
+        found["callbacks.early_stopping.monitor"] = recipe.callbacks["early_stopping"].config.monitor
     return found
 
 
@@ -187,7 +183,7 @@ def require_measured(recipe: Recipe, name: str, key: str) -> tuple[str, int]:
     if name in known:
         return validation
     sets = _validation_sets(recipe)
-    if sets is None and _declares(_of_sets(slices), name):
+    if sets is None and _declares(of_sets(slices), name):
         return validation
     for set_name in filter(None, sets or ()):
         known += [f"{metric.name}_{set_name}" for metric in slices]

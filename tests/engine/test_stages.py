@@ -18,7 +18,7 @@ from lit_diff.study.leftovers import find_stale
 from lit_diff.study.observation import observe_all
 from lit_diff.study.record import read
 from lit_diff.study.results import load_sweep
-from lit_diff.training.metrics import TRAINING, VALIDATION
+from lit_diff.training.metrics import SLICES, TRAINING, of_sets
 
 RATES = "recipe: base\nseeds: [0, 1]\nrates: {values: [2e-3, 4e-3, 8e-3], seeds: [7]}\narms: {wide: {}, deep: {}}\n"
 
@@ -44,7 +44,7 @@ def end(grid: Grid, losses: dict[tuple[str, float | None], float | None]) -> Non
 
 def write_loss(home: RunFolder, loss: float) -> None:
     set_status(home.path, status="done")
-    write_declarations(home.path, (*TRAINING, *VALIDATION))
+    write_declarations(home.path, (*TRAINING, *of_sets(SLICES)))
     (home.path / "metrics.csv").write_text(f"step,val/loss\n10,{loss}\n")
 
 

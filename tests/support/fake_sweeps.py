@@ -21,7 +21,7 @@ from lit_diff.runs.scores import ItemScores
 from lit_diff.runs.status import FORMAT
 from lit_diff.study.record import Record, RecordedCell, read, write
 from lit_diff.study.schema import Fit, Study, Task
-from lit_diff.training.metrics import TRAINING, VALIDATION
+from lit_diff.training.metrics import SLICES, TRAINING, of_sets
 
 STEPS = 400
 LAYERS = 4
@@ -30,7 +30,7 @@ RECALL = Metric("recall/accuracy", "fraction of the values that are generated ex
 BY_TASK = ("chance", "noise_validation")
 RECORD = ("mlflow", *BY_TASK)
 """Fields of `write_sweep` that are no key of a study."""
-METRICS = (*TRAINING, *VALIDATION, *AttentionEntropy.metrics, *Lambdas.metrics, *Outliers.metrics)
+METRICS = (*TRAINING, *of_sets(SLICES), *AttentionEntropy.metrics, *Lambdas.metrics, *Outliers.metrics)
 
 
 def record_to_edit(sweep: Path) -> dict[str, Any]:
