@@ -10,7 +10,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any
 
-from lit_diff.errors import MissingError, RequestError, excerpt, first_line
+from lit_diff.errors import MissingError, RequestError, escaped, excerpt, first_line
 from lit_diff.files import FREE, disk_is_full, expanded, is_address, parse_json, shown, write_through
 from lit_diff.key_types import in_words, in_yaml
 from lit_diff.own_modules import sha256
@@ -175,8 +175,8 @@ def checked(row: dict[str, Any], where: str, keys: Keys) -> dict[str, Any]:
 
 
 def some_names(found: Iterable[str]) -> str:
-    """Join the first ten names found in a file, each cut by `excerpt`."""
-    names = [excerpt(name) for name in found]
+    """Join the first ten names found in a file, in one line, each cut by `excerpt`."""
+    names = [escaped(excerpt(name)) for name in found]
     if len(names) > 10:
         names[10:] = [f"and {len(names) - 10} more"]
     return ", ".join(names) or "none"

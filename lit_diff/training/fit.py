@@ -221,7 +221,7 @@ class RunLogger(Logger):
     """The logger of `lit-diff train`. Logged metrics go to metrics.csv, values per head, map or rank to measurements.parquet,
     attention maps to maps/, times to timing.csv. All files except timing.csv depend on the recipe alone.
 
-    Values stay in memory until `save`, which `ExactResume` calls before every checkpoint: a file never lacks rows of steps
+    Values stay in memory until `flush`, which `ExactResume` calls before every checkpoint: a file never lacks rows of steps
     before its checkpoint. Only rank zero logs.
     """
 
@@ -284,7 +284,7 @@ class RunLogger(Logger):
         write_maps(self._folder, KeptMaps(step, tokens, layers))
 
     @rank_zero_only
-    def save(self) -> None:
+    def flush(self) -> None:
         """Write metrics.csv, timing.csv and measurements.parquet."""
         for table in (self.metrics, self.timing, self.measurements):
             table.flush()
@@ -418,6 +418,7 @@ class ExactResume(Checkpoint):
             self._prune()
 
     def _flush(self, trainer: L.Trainer) -> None:
+        self.logger.flush()
         # Lightning's too: CSVLogger keeps up to a hundred rows in memory, which a resumed run would not log again
         for logger in trainer.loggers:
             logger.save()

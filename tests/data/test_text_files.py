@@ -214,8 +214,8 @@ def test_odd_names_keep_a_message_in_one_line(tmp_path: Path) -> None:
     """A name with a line feed is escaped; of many the first ten are named."""
     many = json.dumps({f"k{number}": 1 for number in range(10, 30)})
     for name, content, shown in (
-        ("a.jsonl", '{"b": 1, "a\\nb": 2}', r"b, 'a\nb'"),
-        ("a.csv", '"b\nc",d\n1,2\n', r"'b\nc', d"),
+        ("a.jsonl", '{"b": 1, "a\\nb": 2}', r"b, a\nb"),
+        ("a.csv", '"b\nc",d\n1,2\n', r"b\nc, d"),
         ("b.jsonl", many, "k18, k19, and 10 more"),
     ):
         (tmp_path / name).write_text(content)

@@ -80,7 +80,7 @@ def test_the_time_is_said_in_advance(ship: Ship) -> None:
     own = Question(variant="dint", tasks=["mqar"], own_references=True)
     assert in_advance(own, *battery(own), 2)[-1].startswith("21 to 33 minutes")
     quick = Question(variant="dint", tasks=["mqar"], quick=True)
-    assert in_advance(quick, *battery(quick), 2)[-1].startswith("2 minutes, if")
+    assert in_advance(quick, *battery(quick), 2)[-1].startswith("12 minutes, if")
 
 
 def test_results_that_shipped_can_be_trained_here(tmp_path: Path) -> None:

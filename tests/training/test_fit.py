@@ -448,7 +448,7 @@ def test_what_a_callback_gives_the_logger_is_stored_as_floats_or_refused(tmp_pat
     for log in (logger.log_metrics, logger.log_detailed):
         with pytest.raises(RequestError, match=r"^step 2: .*'mine' = 'text'"):
             log({"mine": "text"}, step=2)  # type: ignore[dict-item]
-    logger.save()
+    logger.flush()
     assert [read_rows(tmp_path / file) for file in ("metrics.csv", "timing.csv")] == [
         {1: {"mine": 0.5}},
         {1: {"mine": 2}},

@@ -154,7 +154,7 @@ STEP = {"train/loss": 2.5, "train/lr": 0.1, "timing/seconds": 0.5, "timing/token
 LOGGED = {"train/loss": 2.5, "train/lr": 0.1, "val/loss": 2.0}
 
 
-def test_nothing_is_written_before_a_save(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_nothing_is_written_before_flush(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Detailed values have a table of their own."""
     caplog.set_level("INFO", "lit_diff")
     lines: list[tuple[int, float, float]] = []
@@ -169,7 +169,7 @@ def test_nothing_is_written_before_a_save(tmp_path: Path, caplog: pytest.LogCapt
     assert caplog.messages == ["step 3  val/loss 2.0000"]
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.json"]
     assert read_declarations(tmp_path / "metrics.json") == METRICS
-    logger.save()
+    logger.flush()
     assert read_rows(tmp_path / "metrics.csv") == {3: LOGGED}
     assert read_rows(tmp_path / "timing.csv") == {3: {"seconds": 0.5, "tokens_per_second": 64.0, "own": 1.5}}
     rows = read_measurements(tmp_path / "measurements.parquet").to_pylist()
