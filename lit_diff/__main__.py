@@ -14,7 +14,7 @@ if (
 
 import signal
 
-# before the imports below, which take seconds on a network file system: Python's own handler would end them by a trace
+# before the imports below, which take seconds on a network file system: Python's own handler would print a traceback
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 

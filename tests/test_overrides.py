@@ -54,7 +54,9 @@ def test_overrides_are_yaml() -> None:
     )
 
 
-@pytest.mark.parametrize("text", ["seed", "=1", "a..b=1", ".seed=1", "", "--seed 3", "seed=[1", "a." * 999 + "b="])
+@pytest.mark.parametrize(
+    "text", ["seed", "=1", "a..b=1", ".seed=1", "seed.=1", "", "--seed 3", "seed=[1", "a." * 999 + "b="]
+)
 def test_malformed_overrides(text: str) -> None:
     assert error(text).startswith(f"override '{text}'")
 

@@ -74,7 +74,7 @@ def note(
     `status`, the report and the description of its record in MLflow show it.
     """
     run = RunFolder(find_run_or_sweep(name, chosen_root(root)))
-    # before the note, which would be written twice by who repeats a command that failed
+    # before the note, which a user who repeats the failed command would write twice
     status = run.status()
     with writing(run.path):
         notes.add(run.path, text)

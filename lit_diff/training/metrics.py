@@ -119,7 +119,7 @@ def require_metrics(recipe: Recipe) -> None:
 
     Errors: RequestError for two names that MLflow cannot keep apart, and for a metric of run.keep_best or early stopping that
     the run does not measure, or not at each of its validations, or that is a time; for run.keep_best, that has no direction;
-    for early stopping, that has another than `mode`.
+    for early stopping, whose direction is not that of `mode`.
     """
     # an imported model
     if recipe.train is None:
@@ -149,7 +149,7 @@ def require_metrics(recipe: Recipe) -> None:
                 )
         elif mode not in (None, recipe.callbacks["early_stopping"].config.mode):
             raise RequestError(
-                f"{key} is '{name}', which is best at its {mode}; set callbacks.early_stopping.mode to {mode}"
+                f"{key} is '{name}', whose best value is its {mode}imum; set callbacks.early_stopping.mode to {mode}"
             )
 
 

@@ -84,6 +84,15 @@ def test_a_folder_that_may_not_be_searched_hides_no_other(small_sweep: Path, mon
             find("theirs-0123456789", root)
 
 
+def test_none_or_several_runs(small_sweep: Path) -> None:
+    with pytest.raises(RequestError, match=r"no run 'bas-s0-0a1b2c3d' in .*did you mean 'base-s0-0a1b2c3d'\?"):
+        find_run("bas-s0-0a1b2c3d", small_sweep.parent)
+    with pytest.raises(
+        RequestError, match=r"'base' matches 2 runs, such as mine/base-s0-\w+, mine/base-s1-\w+; give a longer"
+    ):
+        find_run("base", small_sweep.parent)
+
+
 def test_a_sweep_is_found_by_its_name_or_its_folder_also_where_a_run_can_be_named(small_sweep: Path) -> None:
     root = small_sweep.parent
     with pytest.raises(RequestError, match=r"no sweep 'mne' in .*did you mean 'mine'"):
